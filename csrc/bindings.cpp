@@ -1,0 +1,123 @@
+// pybind11 only: pointers, sizes and a stream cross this border, so that one build serves every torch.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <sstream>
+
+#include "host/cpu_ranks.h"
+#if PCIE_ALLREDUCE_WITH_CUDA
+#include "cuda/gpu_ranks.h"
+#endif
+
+namespace py = pybind11;
+using namespace pcie_allreduce;
+
+namespace {
+
+template <class T>
+T* pointer(std::uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+py::object describe(const FaultRecord* record) {
+  if (record == nullptr) return py::none();
+  py::dict fault;
+  fault["reason"] = record->reason;
+  fault["algorithm"] = record->algorithm;
+  fault["stage"] = record->stage;
+  fault["call"] = record->call;
+  fault["missing"] = record->missing;
+  fault["reporter"] = record->reporter;
+  fault["waited"] = record->waited_ms / 1000.0;
+  fault["theirs"] = py::make_tuple(record->theirs[0], record->theirs[1], record->theirs[2]);
+  return fault;
+}
+
+std::vector<std::string> strings(const std::vector<py::bytes>& handles) { return {handles.begin(), handles.end()}; }
+
+py::dict build_info() {
+  py::dict info;
+  info["version"] = PCIE_ALLREDUCE_VERSION;
+  info["compiler"] = __VERSION__;
+  info["layout"] = kLayoutVersion;
+#if PCIE_ALLREDUCE_WITH_CUDA
+  std::vector<int> archs;
+  std::istringstream list(PCIE_ALLREDUCE_CUDA_ARCHS);
+  for (std::string arch; std::getline(list, arch, ',');) archs.push_back(std::stoi(arch));
+  info["cuda"] = true;
+  info["cuda_archs"] = archs;
+  info["toolkit"] = PCIE_ALLREDUCE_TOOLKIT;
+  info["cpu_only_reason"] = py::none();
+#else
+  info["cuda"] = false;
+  info["cuda_archs"] = py::list();
+  info["toolkit"] = py::none();
+  info["cpu_only_reason"] = PCIE_ALLREDUCE_CPU_ONLY_REASON;
+#endif
+#if defined(PCIE_ALLREDUCE_NO_DEADLINE)
+  info["deadline"] = false;
+#else
+  info["deadline"] = true;
+#endif
+  return info;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.def("build_info", &build_info);
+  m.def("one_shot_area_packs", [](Word world, Word bytes) {
+    return OneShotLayout(world, Request{nullptr, nullptr, bytes, 0, false}.packs()).used();
+  });
+  m.def("slab_bytes", &slab_bytes);
+  m.attr("MAX_WORLD") = kMaxWorld;
+  m.attr("MAX_BLOCKS") = kMaxBlocks;
+  m.attr("GREETING_PACKS") = kGreetingPacks;
+
+  using host::CpuChannel;
+  py::class_<CpuChannel>(m, "CpuChannel")
+      .def(py::init<Word, Word, Word, double, double, bool>(), py::arg("rank"), py::arg("world"), py::arg("area_packs"),
+           py::arg("timeout"), py::arg("warmup_timeout"), py::arg("crowded"))
+      .def("handle", [](const CpuChannel& channel) { return py::bytes(channel.handle()); })
+      .def("open", [](CpuChannel& channel, const std::vector<py::bytes>& handles) { channel.open(strings(handles)); })
+      .def("forget_names", &CpuChannel::forget_names)
+      .def("exchange", &CpuChannel::exchange, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "all_reduce",
+          [](CpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word algorithm, Word dtype) {
+            return channel.all_reduce(pointer<const void>(in), pointer<void>(out), bytes, static_cast<Algorithm>(algorithm),
+                               static_cast<Dtype>(dtype));
+          },
+          py::call_guard<py::gil_scoped_release>())
+      .def("fault", [](const CpuChannel& channel) { return describe(channel.fault()); })
+      .def("close", &CpuChannel::close);
+
+#if PCIE_ALLREDUCE_WITH_CUDA
+  using cuda::GpuChannel;
+  py::class_<GpuChannel>(m, "GpuChannel")
+      .def(py::init<int, Word, Word, Word, double, double>(), py::arg("device"), py::arg("rank"), py::arg("world"),
+           py::arg("area_packs"), py::arg("timeout"), py::arg("warmup_timeout"))
+      .def("handle", [](const GpuChannel& channel) { return py::bytes(channel.handle()); })
+      .def("open", [](GpuChannel& channel, const std::vector<py::bytes>& handles) { channel.open(strings(handles)); })
+      .def("forget_names", &GpuChannel::forget_names)
+      .def("exchange", &GpuChannel::exchange, py::call_guard<py::gil_scoped_release>())
+      .def("all_reduce",
+           [](GpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word algorithm, Word dtype,
+              unsigned blocks, unsigned threads, std::uintptr_t stream) {
+             return channel.all_reduce(pointer<const void>(in), pointer<void>(out), bytes, static_cast<Algorithm>(algorithm),
+                                static_cast<Dtype>(dtype), blocks, threads,
+                                reinterpret_cast<cudaStream_t>(stream));
+           })
+      .def("fault", [](const GpuChannel& channel) { return describe(channel.fault()); })
+      .def("resident_blocks", &GpuChannel::resident_blocks)
+      .def("close", &GpuChannel::close, py::arg("patience"), py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "copy_packs",
+      [](std::uintptr_t to, std::uintptr_t from, Word bytes, std::uintptr_t stream) {
+        cuda::require(cuda::launch_copy_packs(pointer<void>(to), pointer<const void>(from), bytes / sizeof(Pack),
+                                              reinterpret_cast<cudaStream_t>(stream)),
+                      "launching the copy");
+      },
+      "Copies nbytes (a multiple of 16) from one device address to another in one launch, 16 bytes a thread.");
+#endif
+}

@@ -1,0 +1,157 @@
+#include "cuda/gpu_ranks.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+#include "host/cpu_ranks.h"
+
+namespace pcie_allreduce::cuda {
+namespace {
+
+constexpr std::size_t kVerdictOffset = sizeof(FaultRecord);
+constexpr std::size_t kHostBytes = kVerdictOffset + kMaxWorld * kGreetingPacks * sizeof(Word);
+
+constexpr std::size_t kPresenceBytes = 4096;
+constexpr std::size_t kIpcBytes = sizeof(cudaIpcMemHandle_t);
+
+std::uint64_t nanoseconds(double seconds) { return static_cast<std::uint64_t>(seconds * 1e9); }
+
+bool captures(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  require(cudaStreamIsCapturing(stream, &status), "asking whether the stream is being captured");
+  return status == cudaStreamCaptureStatusActive;
+}
+
+}  // namespace
+
+GpuChannel::GpuChannel(int device, Word rank, Word world, Word area_packs, double timeout, double warmup_timeout)
+    : device_(device),
+      own_(device, slab_bytes(area_packs)),
+      host_(device, kHostBytes),
+      presence_(host::SharedMemory::create(kPresenceBytes)) {
+  const DeviceScope scope(device);
+  const std::vector<char> image = host::fresh_slab(area_packs);
+  require(cudaMemcpy(own_.data(), image.data(), image.size(), cudaMemcpyHostToDevice), "filling the mailbox");
+  require(cudaEventCreateWithFlags(&last_call_, cudaEventDisableTiming), "creating an event");
+  int major = 0;
+  require(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the architecture");
+  dependent_launch_ = major >= 9;
+  channel_.slab[rank] = own_.data();
+  channel_.record = static_cast<FaultRecord*>(host_.data());
+  channel_.rank = rank;
+  channel_.world = world;
+  channel_.area_packs = area_packs;
+  channel_.timeout_ns = nanoseconds(timeout);
+  channel_.warmup_timeout_ns = nanoseconds(warmup_timeout);
+}
+
+GpuChannel::~GpuChannel() {
+  if (!closed_) own_.leak();  // without close() nobody knows whether a peer still writes
+  if (last_call_ != nullptr) cudaEventDestroy(last_call_);
+}
+
+std::string GpuChannel::handle() const { return own_.handle() + presence_.name(); }
+
+void GpuChannel::open(const std::vector<std::string>& handles) {
+  for (Word peer = 0; peer < channel_.world; ++peer) {
+    if (peer == channel_.rank) continue;
+    const std::string& handle = handles.at(peer);
+    if (handle.size() <= kIpcBytes) throw std::runtime_error("rank " + std::to_string(peer) + " sent no usable handle");
+    peer_presence_.push_back(host::SharedMemory::open(handle.substr(kIpcBytes), kPresenceBytes));
+    peers_.emplace_back(device_, handle.substr(0, kIpcBytes));
+    channel_.slab[peer] = peers_.back().data();
+  }
+}
+
+std::vector<Word> GpuChannel::exchange(double timeout) {
+  const DeviceScope scope(device_);
+  Channel greeting = channel_;
+  greeting.timeout_ns = greeting.warmup_timeout_ns = nanoseconds(timeout);
+  Word* verdict = reinterpret_cast<Word*>(static_cast<char*>(host_.data()) + kVerdictOffset);
+  cudaStream_t stream = nullptr;
+  require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+  cudaError_t error = launch_exchange(greeting, verdict, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+  require(error, "exchanging greetings with the peers");
+  return {verdict, verdict + kMaxWorld * kGreetingPacks};
+}
+
+void GpuChannel::order_behind_last_stream(cudaStream_t stream) {
+  if (called_ && stream != last_stream_) {
+    require(cudaStreamWaitEvent(stream, last_call_, 0), "ordering the call behind the last stream's");
+  }
+  last_stream_ = stream;
+  called_ = true;
+}
+
+bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype, unsigned blocks,
+                            unsigned threads, cudaStream_t stream) {
+  if (algorithm != Algorithm::kOneShot) throw std::invalid_argument("this build's GPU ranks serve one-shot only");
+  if (blocks == 0 || blocks > kMaxBlocks || threads == 0 || threads > kMaxThreads) {
+    throw std::invalid_argument("launch shape " + std::to_string(blocks) + " x " + std::to_string(threads) +
+                                " is not within " + std::to_string(kMaxBlocks) + " x " + std::to_string(kMaxThreads));
+  }
+  if (fault() != nullptr) return true;
+  const DeviceScope scope(device_);
+  const bool captured = captures(stream);
+  const CallParams params{channel_, {in, out, bytes, signature_kind(algorithm, dtype), captured}};
+  if (OneShotLayout(channel_.world, params.request.packs()).used() > channel_.area_packs) {
+    throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
+  }
+  const bool ragged = (reinterpret_cast<std::uintptr_t>(in) | reinterpret_cast<std::uintptr_t>(out) | bytes) %
+                          sizeof(Pack) !=
+                      0;
+  // Inside a capture the order among streams is the graph's, and the event below would become part of it.
+  if (!captured) order_behind_last_stream(stream);
+  require(launch_one_shot(params, dtype, ragged, {blocks, threads, dependent_launch_}, stream), "launching one-shot");
+  if (!captured) require(cudaEventRecord(last_call_, stream), "recording an event");
+  return false;
+}
+
+const FaultRecord* GpuChannel::fault() const {
+  return std::atomic_ref<const Word>(channel_.record->valid).load(std::memory_order_acquire) != 0 ? channel_.record
+                                                                                               : nullptr;
+}
+
+bool GpuChannel::close(double patience) {
+  if (closed_) return true;
+  const DeviceScope scope(device_);
+  cudaDeviceSynchronize();  // an earlier error is the caller's to find; here only quiet matters
+  Control control;
+  cudaMemcpy(&control, own_.data(), sizeof control, cudaMemcpyDeviceToHost);
+  const Word farewell = abort_word(Reason::kClosed, channel_.rank, control.block[0].call);
+  for (Word peer = 0; peer < channel_.world; ++peer) {
+    if (peer == channel_.rank || channel_.slab[peer] == nullptr) continue;
+    cudaMemcpy(&control_of(channel_.slab[peer])->abort[channel_.rank], &farewell, sizeof farewell,
+               cudaMemcpyHostToDevice);
+  }
+  peers_.clear();
+  presence_.close();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience);
+  const auto gone = [](const host::SharedMemory& peer) { return peer.creator_gone(); };
+  bool all_gone = std::all_of(peer_presence_.begin(), peer_presence_.end(), gone);
+  while (!all_gone && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    all_gone = std::all_of(peer_presence_.begin(), peer_presence_.end(), gone);
+  }
+  if (!all_gone) own_.leak();
+  closed_ = true;
+  cudaGetLastError();
+  return all_gone;
+}
+
+int GpuChannel::resident_blocks(unsigned threads) const {
+  const DeviceScope scope(device_);
+  int multiprocessors = 0;
+  int blocks = 0;
+  require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device_), "counting multiprocessors");
+  require(one_shot_blocks_per_multiprocessor(channel_.world, threads, &blocks), "asking for the kernels' occupancy");
+  return multiprocessors * blocks;
+}
+
+}  // namespace pcie_allreduce::cuda

@@ -1,0 +1,35 @@
+// The only door between .cu and .cpp: parameter structs and launchers. All return what the CUDA runtime returned.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "protocol/dispatch.h"
+
+namespace pcie_allreduce::cuda {
+
+// One kernel argument; a graph that captured it replays it unchanged.
+struct CallParams {
+  Channel channel;
+  Request request;
+};
+
+struct LaunchShape {
+  unsigned blocks;
+  unsigned threads;
+  bool dependent;  // programmatic dependent launch: the grid starts while its predecessor ends (sm_90 and later)
+};
+
+constexpr unsigned kMaxThreads = 256;
+
+cudaError_t launch_one_shot(const CallParams& params, Dtype dtype, bool ragged, const LaunchShape& shape,
+                            cudaStream_t stream);
+// Blocks of `threads` that one multiprocessor holds of the kernel with the largest footprint of this world.
+cudaError_t one_shot_blocks_per_multiprocessor(Word world, unsigned threads, int* blocks);
+
+// verdict: kMaxWorld * kGreetingPacks words of mapped host memory.
+cudaError_t launch_exchange(const Channel& channel, Word* verdict, cudaStream_t stream);
+
+// The benchmark's floor: one kernel that copies the payload, 16 bytes a thread.
+cudaError_t launch_copy_packs(void* to, const void* from, Word packs, cudaStream_t stream);
+
+}  // namespace pcie_allreduce::cuda

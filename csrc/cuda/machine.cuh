@@ -1,0 +1,147 @@
+// The GPU's machine: a lane is a thread that takes its pack, or a few, and a launch is a call. Everything that changes
+// from call to call is in device memory, because a CUDA graph freezes every argument.
+#pragma once
+
+#include "cuda/element.cuh"
+#include "cuda/ptx.cuh"
+#include "protocol/dispatch.h"
+#include "protocol/report.h"
+
+namespace pcie_allreduce::cuda {
+
+struct Access {
+  __device__ __forceinline__ static Word load(const Word* word) { return ptx::ld_relaxed_sys(word); }
+  __device__ __forceinline__ static void store(Word* word, Word value) { ptx::st_relaxed_sys(word, value); }
+  __device__ __forceinline__ static bool elect(Word* word) { return atomicExch(word, 1u) == 0; }
+  __device__ __forceinline__ static void fence() { ptx::fence_sys(); }
+};
+
+// Out of line: a call whose peers are in time pays for it with nothing but a branch.
+static __device__ __noinline__ void publish(const Channel& channel, Algorithm algorithm, Word call, Reason reason,
+                                            Stage stage, Word missing, Pack theirs, std::uint64_t waited_ns) {
+  publish_fault<Access>(channel, algorithm, call, {reason, stage, missing, theirs}, waited_ns);
+}
+
+// kRagged: the caller's memory is not 16-byte aligned or not a whole number of packs, and is accessed by elements.
+template <class Element, bool kRagged>
+class Machine {
+ public:
+  __device__ __forceinline__ Machine(const Channel& channel, const Request& request)
+      : channel_(channel), request_(request) {}
+
+  __device__ __forceinline__ Call begin_call() {
+    ptx::griddepcontrol_wait();  // first, in every thread, on every path
+    const Control* control = control_of(channel_.slab[channel_.rank]);
+    const Pack* state = reinterpret_cast<const Pack*>(&control->block[blockIdx.x]);
+    const Pack low = ptx::ld_relaxed_gpu_v4(state);
+    const Pack high = ptx::ld_relaxed_gpu_v4(state + 1);
+    const Word mark = ptx::ld_relaxed_sys(&control->abort[channel_.rank]);
+    settled_ = high.word[1];
+    // used[] begins at word 2, so the phase before 0, 1, 2 stands in words 4, 2, 3.
+    const Word stale = low.word[1] == 0 ? high.word[0] : (low.word[1] == 1 ? low.word[2] : low.word[3]);
+    return {low.word[0], low.word[1], stale, mark != 0};
+  }
+
+  __device__ __forceinline__ bool any_failed(bool failed) {
+    const bool any = __syncthreads_or(failed) != 0;
+    ptx::griddepcontrol_launch_dependents();  // only now: a dependent grid holds slots while it waits
+    return any;
+  }
+
+  // Behind the barrier of any_failed: no thread of the block will read its state again. The first block also writes
+  // the lines of blocks that this launch does not have; all lines are equal after every call.
+  __device__ __forceinline__ void end_call(const Call& call, Word used) {
+    Control* control = control_of(channel_.slab[channel_.rank]);
+    if (threadIdx.x == 0) write_state(control->block[blockIdx.x], call, used);
+    if (blockIdx.x != 0) return;
+    for (Word idle = gridDim.x + threadIdx.x; idle < kMaxBlocks; idle += blockDim.x) {
+      write_state(control->block[idle], call, used);
+    }
+  }
+
+  __device__ __forceinline__ Range share(Word packs) const {
+    return {blockIdx.x * blockDim.x + threadIdx.x, packs, gridDim.x * blockDim.x};
+  }
+  __device__ __forceinline__ Range block_share(Word packs) const { return {threadIdx.x, packs, blockDim.x}; }
+
+  __device__ __forceinline__ Pack read(const Request& request, Word i) const {
+    if constexpr (!kRagged) return static_cast<const Pack*>(request.in)[i];
+    Pack pack{};
+    const char* from = static_cast<const char*>(request.in);
+    for_each_element(request, i, [&](Word offset, Word word, Word shift) {
+      if constexpr (Element::kBytes == 2) {
+        pack.word[word] |= Word{*reinterpret_cast<const std::uint16_t*>(from + offset)} << shift;
+      } else {
+        pack.word[word] = *reinterpret_cast<const Word*>(from + offset);
+      }
+    });
+    return pack;
+  }
+  __device__ __forceinline__ void write(const Request& request, Word i, const Pack& pack) const {
+    if constexpr (!kRagged) {
+      static_cast<Pack*>(request.out)[i] = pack;
+      return;
+    }
+    char* to = static_cast<char*>(request.out);
+    for_each_element(request, i, [&](Word offset, Word word, Word shift) {
+      if constexpr (Element::kBytes == 2) {
+        *reinterpret_cast<std::uint16_t*>(to + offset) = static_cast<std::uint16_t>(pack.word[word] >> shift);
+      } else {
+        *reinterpret_cast<Word*>(to + offset) = pack.word[word];
+      }
+    });
+  }
+  __device__ __forceinline__ void put(Pack* slot, const Pack& pack) const { ptx::st_relaxed_sys_v4(slot, pack); }
+  __device__ __forceinline__ Pack peek(const Pack* slot) const { return ptx::ld_relaxed_sys_v4(slot); }
+  __device__ __forceinline__ void arm(Pack* slot) const { ptx::st_relaxed_sys_v4(slot, empty_pack()); }
+  __device__ __forceinline__ void tell(Word* verdict, Word value) const { ptx::st_relaxed_sys(verdict, value); }
+
+  __device__ __forceinline__ WaitVerdict keep_waiting(Wait& wait, const Call& call) {
+#if defined(PCIE_ALLREDUCE_NO_DEADLINE)
+    return WaitVerdict::kGoOn;
+#else
+    if (++wait.polls % kPollsBetweenLooks != 0) return WaitVerdict::kGoOn;
+    const std::uint64_t now = ptx::globaltimer_ns();
+    if (wait.began == 0) wait.began = now;
+    waited_ns_ = now - wait.began;
+    const Word* abort = control_of(channel_.slab[channel_.rank])->abort;
+    bool aborted = false;
+    for (Word peer = 0; peer < channel_.world; ++peer) {
+      aborted |= aborts(ptx::ld_relaxed_sys(abort + peer), call.number);
+    }
+    if (aborted) return WaitVerdict::kAborted;
+    const std::uint64_t deadline =
+        settled_ < kWarmupCalls ? channel_.warmup_timeout_ns : channel_.timeout_ns;
+    return waited_ns_ > deadline ? WaitVerdict::kOutOfTime : WaitVerdict::kLook;
+#endif
+  }
+  __device__ __forceinline__ void fault(const Fault& fault, const Call& call) {
+    publish(channel_, kind_algorithm(request_.kind), call.number, fault.reason, fault.stage, fault.missing, fault.theirs,
+            waited_ns_);
+  }
+
+ private:
+  static constexpr Word kPollsBetweenLooks = 256;  // some 100 us of polling one's own memory
+
+  __device__ __forceinline__ void write_state(BlockState& state, const Call& call, Word used) const {
+    ptx::st_relaxed_gpu_v2(&state.call, call.number + 1, phase_after(call.phase));
+    ptx::st_relaxed_gpu(&state.used[call.phase], used);
+    if (settled_ < kWarmupCalls) ptx::st_relaxed_gpu(&state.settled, request_.captured ? kWarmupCalls : settled_ + 1);
+  }
+
+  template <class Visit>
+  __device__ __forceinline__ void for_each_element(const Request& request, Word i, Visit&& visit) const {
+#pragma unroll
+    for (Word e = 0; e < sizeof(Pack) / Element::kBytes; ++e) {
+      const Word offset = i * Word{sizeof(Pack)} + e * Element::kBytes;
+      if (offset < request.bytes) visit(offset, e * Element::kBytes / 4, e * Element::kBytes % 4 * 8);
+    }
+  }
+
+  const Channel& channel_;
+  const Request& request_;
+  Word settled_ = 0;
+  std::uint64_t waited_ns_ = 0;
+};
+
+}  // namespace pcie_allreduce::cuda

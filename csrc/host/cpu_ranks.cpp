@@ -1,0 +1,93 @@
+#include "host/cpu_ranks.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "host/machine.h"
+#include "protocol/exchange.h"
+#include "protocol/one_shot.h"
+
+namespace pcie_allreduce::host {
+namespace {
+
+struct Elements {
+  using Float32 = host::Float32;
+  using Float16 = host::Float16;
+  using BFloat16 = host::BFloat16;
+};
+
+std::uint64_t nanoseconds(double seconds) { return static_cast<std::uint64_t>(seconds * 1e9); }
+
+}  // namespace
+
+std::vector<char> fresh_slab(Word area_packs) {
+  std::vector<char> image(slab_bytes(area_packs), 0);
+  Pack* first = reinterpret_cast<Pack*>(image.data() + kGreetingOffset);
+  std::fill(first, reinterpret_cast<Pack*>(image.data() + image.size()), empty_pack());
+  return image;
+}
+
+CpuChannel::CpuChannel(Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool crowded)
+    : own_(SharedMemory::create(slab_bytes(area_packs))), crowded_(crowded) {
+  const std::vector<char> image = fresh_slab(area_packs);
+  std::copy(image.begin(), image.end(), own_.data());
+  channel_.slab[rank] = own_.data();
+  channel_.record = &record_;
+  channel_.rank = rank;
+  channel_.world = world;
+  channel_.area_packs = area_packs;
+  channel_.timeout_ns = nanoseconds(timeout);
+  channel_.warmup_timeout_ns = nanoseconds(warmup_timeout);
+}
+
+void CpuChannel::open(const std::vector<std::string>& handles) {
+  for (Word peer = 0; peer < channel_.world; ++peer) {
+    if (peer == channel_.rank) continue;
+    peers_.push_back(SharedMemory::open(handles.at(peer), own_.size()));
+    channel_.slab[peer] = peers_.back().data();
+  }
+}
+
+std::vector<Word> CpuChannel::exchange(double timeout) {
+  Channel greeting = channel_;
+  greeting.timeout_ns = greeting.warmup_timeout_ns = nanoseconds(timeout);
+  const Request none{};
+  Machine machine(greeting, none, crowded_);
+  std::vector<Word> verdict(kMaxWorld * kGreetingPacks, 0);
+  exchange_greetings(machine, greeting, verdict.data());
+  return verdict;
+}
+
+bool CpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype) {
+  if (algorithm != Algorithm::kOneShot) throw std::invalid_argument("this build's CPU ranks serve one-shot only");
+  const Request request{in, out, bytes, signature_kind(algorithm, dtype), false};
+  if (OneShotLayout(channel_.world, request.packs()).used() > channel_.area_packs) {
+    throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
+  }
+  const ExactFloats exact;
+  Machine machine(channel_, request, crowded_);
+  dispatch<Elements>(dtype, channel_.world, [&]<class Element, int kWorld>() {
+    one_shot<Element, kWorld>(machine, channel_, request);
+  });
+  return record_.valid != 0;
+}
+
+const FaultRecord* CpuChannel::fault() const {
+  return std::atomic_ref<const Word>(record_.valid).load(std::memory_order_acquire) != 0 ? &record_ : nullptr;
+}
+
+void CpuChannel::close() {
+  if (own_.data() == nullptr) return;
+  const Control* own = control_of(own_.data());
+  const Word farewell = abort_word(Reason::kClosed, channel_.rank, own->block[0].call);
+  for (Word peer = 0; peer < channel_.world; ++peer) {
+    if (peer == channel_.rank || channel_.slab[peer] == nullptr) continue;
+    Word* word = &control_of(channel_.slab[peer])->abort[channel_.rank];
+    if (Access::load(word) == 0) Access::store(word, farewell);
+  }
+  own_.unlink();
+  own_.close();
+  peers_.clear();
+}
+
+}  // namespace pcie_allreduce::host

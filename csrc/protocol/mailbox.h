@@ -1,0 +1,90 @@
+// One rank's slab, the only memory that others write for it. Everything in it is addressed by arithmetic that all ranks
+// share, so this file is the contract between them; kLayoutVersion changes whenever a byte of it moves.
+//
+//   byte 0                4096             8192                   + 16 * area_packs      + 32 * area_packs
+//   +---------------------+----------------+----------------------+----------------------+----------------------+
+//   | control             | greeting       | mailbox, phase 0     | phase 1              | phase 2              |
+//   +---------------------+----------------+----------------------+----------------------+----------------------+
+//     block states, abort   8 sources x      each laid out anew by every call:
+//     words, election       8 packs          signatures (one line), then the algorithm's slots, without a gap that the
+//                                            algorithm does not account for: the packs a call used are [0, used)
+//
+// Because a call's packs are one range from the start of its phase, whoever re-arms a phase needs one number, whatever
+// algorithm or size used it: invariant 4 becomes a single record per phase.
+#pragma once
+
+#include <cstddef>
+
+#include "protocol/word.h"
+
+namespace pcie_allreduce {
+
+constexpr Word kLayoutVersion = 1;
+constexpr int kMaxWorld = 8;
+constexpr int kPhases = 3;
+constexpr Word kMaxBlocks = 96;
+constexpr Word kLinePacks = 8;  // a 128-byte line: what a warp store should fill, and where slots begin
+
+// What one block keeps from call to call. Read and written by its own block alone; a launch with fewer blocks has its
+// first block write the lines of those that did not run, so the grid may change from call to call.
+struct alignas(32) BlockState {
+  Word call;   // collectives completed; wraps, and is compared and sent, never reduced modulo kPhases:
+  Word phase;  // 2^32 mod 3 = 1, so "call % 3" would use one phase twice in a row at the wrap
+  Word used[kPhases];
+  Word settled;  // calls until the short deadline holds; saturates
+  Word unused[2];
+};
+static_assert(sizeof(BlockState) == 32, "one 32-byte sector, two vector loads");
+
+struct alignas(128) Control {
+  BlockState block[kMaxBlocks];
+  Word abort[kMaxWorld];  // word s: written by rank s alone; this rank's own word is its failure mark
+  Word unused[24];
+  Word elected;  // atomic in the rank's own memory: the first block to fail writes the record
+};
+static_assert(sizeof(Control) <= 4096, "control fits its page");
+static_assert(offsetof(Control, abort) % 32 == 0, "the abort words are one sector, two vector loads");
+static_assert((offsetof(Control, elected) & ~127u) != (offsetof(Control, abort) & ~127u),
+              "an atomic does not share a line with words that peers write");
+
+constexpr std::size_t kGreetingOffset = 4096;
+constexpr Word kGreetingPacks = 8;  // per source
+constexpr std::size_t kMailboxOffset = 8192;
+static_assert(kGreetingOffset + kMaxWorld * kGreetingPacks * sizeof(Pack) <= kMailboxOffset, "greetings fit");
+
+constexpr std::size_t slab_bytes(Word area_packs) {
+  return kMailboxOffset + std::size_t{kPhases} * area_packs * sizeof(Pack);
+}
+
+PAR_INLINE constexpr Word whole_lines(Word packs) { return (packs + kLinePacks - 1) / kLinePacks * kLinePacks; }
+
+// Where rank `source` stands among the world - 1 sources of rank `reader`: nobody sends to itself.
+PAR_INLINE constexpr Word source_index(Word source, Word reader) { return source < reader ? source : source - 1; }
+PAR_INLINE constexpr Word source_of(Word index, Word reader) { return index < reader ? index : index + 1; }
+
+// A call's packs inside its phase when everyone sends everything to everyone.
+struct OneShotLayout {
+  Word world;
+  Word stride;  // packs from one source's slot to the next: whole lines, so that warps store whole lines
+
+  PAR_INLINE constexpr OneShotLayout(Word world_size, Word packs) : world(world_size), stride(whole_lines(packs)) {}
+  PAR_INLINE constexpr Word signature(Word source, Word reader) const { return source_index(source, reader); }
+  PAR_INLINE constexpr Word slot(Word source, Word reader) const {
+    return kLinePacks + source_index(source, reader) * stride;
+  }
+  PAR_INLINE constexpr Word used() const { return kLinePacks + (world - 1) * stride; }
+};
+static_assert(kMaxWorld - 1 <= kLinePacks, "one signature a source, all in the first line");
+static_assert(OneShotLayout(8, 2688).used() == 8 + 7 * 2688, "43,008 bytes over 8 ranks");
+static_assert(OneShotLayout(2, 1).slot(1, 0) == 8, "the reader's own slot does not exist");
+
+PAR_INLINE Control* control_of(char* slab) { return reinterpret_cast<Control*>(slab); }
+PAR_INLINE Pack* greeting_of(char* slab) { return reinterpret_cast<Pack*>(slab + kGreetingOffset); }
+PAR_INLINE Pack* area_of(char* slab, Word phase, Word area_packs) {
+  return reinterpret_cast<Pack*>(slab + kMailboxOffset) + std::size_t{phase} * area_packs;
+}
+
+PAR_INLINE constexpr Word phase_after(Word phase) { return phase + 1 == kPhases ? 0 : phase + 1; }
+PAR_INLINE constexpr Word phase_before(Word phase) { return phase == 0 ? kPhases - 1 : phase - 1; }
+
+}  // namespace pcie_allreduce

@@ -1,0 +1,43 @@
+// The end of a rank: one record for its host, one mark for its later launches, one word for every peer.
+#pragma once
+
+#include "protocol/channel.h"
+
+namespace pcie_allreduce {
+
+// Access: elect(Word*) true for the first caller, load, store (relaxed, system scope), fence (system scope).
+template <class Access>
+PAR_INLINE void publish_fault(const Channel& channel, Algorithm algorithm, Word call, const Fault& fault,
+                              std::uint64_t waited_ns) {
+  Control* own = control_of(channel.slab[channel.rank]);
+  if (!Access::elect(&own->elected)) return;
+  Reason reason = fault.reason;
+  Word missing = fault.missing;
+  Word reporter = channel.rank;
+  for (Word peer = 0; peer < channel.world; ++peer) {
+    const Word word = Access::load(&own->abort[peer]);
+    if (!aborts(word, call)) continue;
+    reason = abort_reason(word);  // the original culprit, and not a victim that gave up on it
+    missing = 1u << abort_culprit(word);
+    reporter = peer;
+    break;
+  }
+  Word culprit = 0;
+  while (culprit < kMaxWorld - 1 && (missing >> culprit & 1u) == 0) ++culprit;
+  for (Word peer = 0; peer < channel.world; ++peer) {  // [rank]: the failure mark that this rank's later calls read
+    Access::store(&control_of(channel.slab[peer])->abort[channel.rank], abort_word(reason, culprit, call));
+  }
+  FaultRecord* record = channel.record;
+  Access::store(&record->reason, static_cast<Word>(reason));
+  Access::store(&record->algorithm, static_cast<Word>(algorithm));
+  Access::store(&record->stage, static_cast<Word>(fault.stage));
+  Access::store(&record->call, call);
+  Access::store(&record->missing, missing);
+  Access::store(&record->reporter, reporter);
+  Access::store(&record->waited_ms, static_cast<Word>(waited_ns / 1'000'000));
+  for (int w = 0; w < 4; ++w) Access::store(&record->theirs[w], fault.theirs.word[w]);
+  Access::fence();
+  Access::store(&record->valid, 1);
+}
+
+}  // namespace pcie_allreduce

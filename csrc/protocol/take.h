@@ -1,0 +1,132 @@
+// Taking what has arrived: all sources are looked at together, then only those that are missing, together again, so that
+// what came last costs one look and not one per source before it. The signature check shares its code with the waits, so that a rank that made another call is found
+// out while its data is missing, and not after the deadline.
+#pragma once
+
+#include "protocol/channel.h"
+
+namespace pcie_allreduce {
+
+// What a waiting lane needs to accuse somebody.
+struct Waiting {
+  const Channel& channel;
+  const Request& request;
+  const Call& call;
+  Pack signature;    // what every rank must have sent
+  const Pack* area;  // this rank's packs of this phase; signatures stand first in it
+};
+
+template <class Machine>
+PAR_INLINE Waiting waiting_for(Machine&, const Channel& channel, const Request& request, const Call& call) {
+  const Signature mine{call.number, request.bytes, request.kind};
+  return {channel, request, call, mine.pack(), area_of(channel.slab[channel.rank], call.phase, channel.area_packs)};
+}
+
+// True when the lane must give up on the sources in `missing`. Not on the path of a call whose peers are in time.
+template <class Machine>
+PAR_INLINE bool gives_up(Machine& machine, const Waiting& about, WaitVerdict verdict, Stage stage, Word missing) {
+  if (verdict != WaitVerdict::kLook) {
+    machine.fault({verdict == WaitVerdict::kAborted ? Reason::kNone : Reason::kTimeout, stage, missing, {}},
+                  about.call);
+    return true;
+  }
+  const Word rank = about.channel.rank;
+  for (Word index = 0; index < about.channel.world - 1; ++index) {
+    const Word suspect = 1u << source_of(index, rank);
+    if ((missing & suspect) == 0) continue;
+    const Pack theirs = machine.peek(about.area + index);
+    if (!arrived(theirs) || same(theirs, about.signature)) continue;
+    machine.fault({Reason::kMismatch, stage, suspect, theirs}, about.call);
+    return true;
+  }
+  return false;
+}
+
+// Looks at the packs of the sources that are still missing, all at once, and keeps what has arrived.
+template <int kWorld, class Machine>
+PAR_INLINE Word look(Machine& machine, Word missing, Word rank, const Pack* slots, Word stride, Pack (&got)[kWorld]) {
+  PAR_UNROLL
+  for (Word source = 0; source < kWorld; ++source) {
+    if (missing >> source & 1u) got[source] = machine.peek(slots + source_index(source, rank) * stride);
+  }
+  PAR_UNROLL
+  for (Word source = 0; source < kWorld; ++source) {
+    if ((missing >> source & 1u) != 0 && arrived(got[source])) missing &= ~(1u << source);
+  }
+  return missing;
+}
+
+// One pack of every source but this rank, at slots + index * stride. False: the call has failed.
+template <int kWorld, class Machine>
+PAR_INLINE bool take_all(Machine& machine, const Waiting& about, Stage stage, const Pack* slots, Word stride,
+                         Pack (&got)[kWorld]) {
+  const Word rank = about.channel.rank;
+  Wait wait;
+  Word missing = ((1u << kWorld) - 1u) & ~(1u << rank);
+  missing = look(machine, missing, rank, slots, stride, got);
+  while (missing != 0) {
+    const WaitVerdict verdict = machine.keep_waiting(wait, about.call);
+    missing = look(machine, missing, rank, slots, stride, got);  // also after the deadline: data wins
+    if (verdict != WaitVerdict::kGoOn && missing != 0 && gives_up(machine, about, verdict, stage, missing)) return false;
+  }
+  return true;
+}
+
+template <class Machine>
+PAR_INLINE void send_signatures(Machine& machine, const Waiting& about) {
+  const Channel& channel = about.channel;
+  const Range readers = machine.share(channel.world - 1);
+  for (Word index = readers.first; index < readers.end; index += readers.step) {
+    const Word reader = source_of(index, channel.rank);
+    machine.put(area_of(channel.slab[reader], about.call.phase, channel.area_packs) +
+                    source_index(channel.rank, reader),
+                about.signature);
+  }
+}
+
+// The sources whose signatures this lane answers for: every block checks them all, so that no block hands out sums of
+// another call's bytes. The first is asked for before the data is awaited, to keep the load off the path.
+template <class Machine>
+class SignatureCheck {
+ public:
+  PAR_INLINE SignatureCheck(Machine& machine, const Waiting& about)
+      : sources_(machine.block_share(about.channel.world - 1)) {
+    if (sources_.first < sources_.end) early_ = machine.peek(about.area + sources_.first);
+  }
+
+  PAR_INLINE bool agrees(Machine& machine, const Waiting& about) {
+    Wait wait;
+    for (Word index = sources_.first; index < sources_.end; index += sources_.step) {
+      Pack theirs = index == sources_.first ? early_ : machine.peek(about.area + index);
+      while (!arrived(theirs)) {
+        const WaitVerdict verdict = machine.keep_waiting(wait, about.call);
+        theirs = machine.peek(about.area + index);
+        const Word source = source_of(index, about.channel.rank);
+        if (verdict != WaitVerdict::kGoOn && !arrived(theirs) &&
+            gives_up(machine, about, verdict, Stage::kSignature, 1u << source)) {
+          return false;
+        }
+      }
+      if (!same(theirs, about.signature)) {
+        machine.fault({Reason::kMismatch, Stage::kSignature, 1u << source_of(index, about.channel.rank), theirs},
+                      about.call);
+        return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  Range sources_;
+  Pack early_ = empty_pack();
+};
+
+// Invariant 4: exactly what the call before this one used; its words were all taken before any rank could begin this.
+template <class Machine>
+PAR_INLINE void rearm(Machine& machine, const Channel& channel, const Call& call) {
+  Pack* area = area_of(channel.slab[channel.rank], phase_before(call.phase), channel.area_packs);
+  const Range mine = machine.share(call.stale);
+  for (Word i = mine.first; i < mine.end; i += mine.step) machine.arm(area + i);
+}
+
+}  // namespace pcie_allreduce

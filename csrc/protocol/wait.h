@@ -1,0 +1,71 @@
+// No wait is endless. A lane that waits looks now and then at the clock and at the abort words of its peers; the first
+// lane of a rank to give up writes the record that the host turns into a sentence, and tells every peer who is to blame.
+#pragma once
+
+#include "protocol/mailbox.h"
+
+namespace pcie_allreduce {
+
+enum class Algorithm : Word { kNone = 0, kOneShot = 1 };
+enum class Stage : Word { kSignature = 0, kGather = 1 };
+enum class Reason : Word {
+  kNone = 0,
+  kTimeout = 1,   // `missing` has not sent within the deadline
+  kMismatch = 2,  // `missing` made another call: `theirs` is its signature
+  kClosed = 3,    // `missing` closed its communicator before this call
+};
+
+// Calls that may wait warmup_timeout: a rank may compile for minutes before it is in step with the others.
+constexpr Word kWarmupCalls = 1000;
+
+// The abort word that a rank stores into every peer's control page: "from this call on, do not wait for me, and the
+// culprit is ...". One word, so that it cannot be torn. 24 bits of the call are enough to compare and to print.
+PAR_INLINE Word abort_word(Reason reason, Word culprit, Word call) {
+  return 0x8000'0000u | (static_cast<Word>(reason) << 28) | (culprit << 24) | (call & 0x00FF'FFFFu);
+}
+PAR_INLINE bool aborts(Word word, Word call) {  // wrap-safe: a rank may still complete the calls before it
+  return (word >> 31) != 0 && static_cast<std::int32_t>((call - word) << 8) >= 0;
+}
+PAR_INLINE Word abort_culprit(Word word) { return (word >> 24) & 7u; }
+PAR_INLINE Reason abort_reason(Word word) { return static_cast<Reason>((word >> 28) & 7u); }
+
+// Everything the ranks must agree on in a call; one pack per (source, destination, call).
+struct Signature {
+  Word call;
+  Word bytes;
+  Word kind;  // algorithm, dtype, layout version
+  PAR_INLINE Pack pack() const { return encoded(Pack{{call, bytes, kind, 1u}}); }
+};
+PAR_INLINE bool same(const Pack& a, const Pack& b) {
+  return a.word[0] == b.word[0] && a.word[1] == b.word[1] && a.word[2] == b.word[2] && a.word[3] == b.word[3];
+}
+
+struct Fault {
+  Reason reason;
+  Stage stage;
+  Word missing;  // bit r: rank r
+  Pack theirs;   // the signature that differed
+};
+
+// In host memory, where the host can read it while a kernel runs. `valid` is stored last, behind a system fence.
+struct alignas(128) FaultRecord {
+  Word valid;
+  Word reason;
+  Word algorithm;
+  Word stage;
+  Word call;
+  Word missing;
+  Word reporter;  // the rank that named the culprit; this rank itself, unless it learned of it by an abort word
+  Word waited_ms;
+  Word theirs[4];
+};
+
+struct Wait {
+  std::uint64_t began = 0;  // 0: the clock has not been read yet
+  Word polls = 0;
+};
+
+// kLook: it has been a while; is the missing rank making another call?
+enum class WaitVerdict { kGoOn, kLook, kOutOfTime, kAborted };
+
+}  // namespace pcie_allreduce

@@ -1,0 +1,318 @@
+"""The public face: one object a group and device, made together by all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from . import _C, ops
+from .errors import ClosedError, SetupError
+from .faults import fault_error
+from .rendezvous import Member, Rendezvous, disagreement
+from .transport import DTYPE_CODES, CpuTransport, PeerTransport, Transport, check_peer_access
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+logger = logging.getLogger("pcie_allreduce")
+
+DEFAULT_MAX_BYTES = 256 * 1024
+GREETING_DEADLINE = 5.0
+CLOSE_PATIENCE = 5.0
+
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+class Communicator:
+    """All-reduces small tensors over the ranks of a group on one machine.
+
+    Sums are made in float32 in rank order and rounded once; every rank gets the same bits, and a sum of zero is +0.0.
+
+    Args:
+        group: any torch.distributed group that can move bytes (gloo will do); 2 to 8 ranks. None: the default group.
+        device: "cpu", or the CUDA device of this rank, such as "cuda:3".
+        fallback: a group that can reduce on this device. Serves what this communicator does not; without it, that raises.
+        max_bytes: the largest tensor served, in bytes. It sizes the mailbox: see `memory_bytes`.
+        timeout: seconds that one call may wait for its peers, after the warm-up.
+        warmup_timeout: the same for the first 1,000 calls, or until the first replay of a CUDA graph.
+        transport: "auto", "cpu" or "peer" (GPU memory by P2P).
+        algorithm: "auto" or "one_shot".
+
+    Raises:
+        SetupError: on every rank, with the same reason, when any rank cannot take part.
+
+    One call at a time, on one stream at a time: a call on another stream is ordered behind the last one by an event.
+    CUDA graphs that hold calls must not be replayed concurrently; the host does not see it.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        device: str | torch.device,
+        *,
+        fallback: Any = None,
+        max_bytes: int | None = None,
+        timeout: float = 30.0,
+        warmup_timeout: float = 600.0,
+        transport: str = "auto",
+        algorithm: str = "auto",
+    ) -> None:
+        self._closed: str | None = "could not be set up"
+        rendezvous = Rendezvous(group)
+        self.rank = rendezvous.rank
+        self.world_size = rendezvous.world_size
+        self.device = torch.device(device)
+        self.max_bytes = DEFAULT_MAX_BYTES if max_bytes is None else int(max_bytes)
+        self.calls = 0
+        self._fallback = fallback
+        self._turn = threading.Lock()
+        member = rendezvous.stage(
+            "checking the arguments", lambda: self._describe(transport, algorithm, timeout, warmup_timeout)
+        )
+        members = rendezvous.gather(member)
+        differ = disagreement(members)
+        if differ is not None:
+            raise SetupError(differ)
+        self.memory_bytes: int = _C.slab_bytes(member.area_packs)
+        logger.info("rank %d takes %.2f MB on %s for its mailbox", self.rank, self.memory_bytes / 1e6, self.device)
+        self._transport = _build(rendezvous, self.device, members)
+        self.transport = self._transport.name
+        self._finalizer = weakref.finalize(self, _let_go, self._transport)
+        self._key = ops.register(self)
+        self._closed = None
+        _open.add(self)
+
+    def _describe(self, transport: str, algorithm: str, timeout: float, warmup_timeout: float) -> Member:
+        if not 2 <= self.world_size <= _C.MAX_WORLD:
+            raise SetupError(f"the group has {self.world_size} ranks; 2 to {_C.MAX_WORLD} are served")
+        if not 16 <= self.max_bytes <= 1 << 30:
+            raise SetupError(f"max_bytes is {self.max_bytes}; it must be within 16 and {1 << 30}")
+        if not 0 < timeout <= warmup_timeout:
+            raise SetupError(f"timeout {timeout} s must be positive and at most warmup_timeout, {warmup_timeout} s")
+        if algorithm not in ("auto", "one_shot"):
+            raise SetupError(f"algorithm {algorithm!r} is none of auto, one_shot")
+        expected = _transport_for(self.device)
+        if transport not in ("auto", expected):
+            raise SetupError(f"transport {transport!r} does not serve {self.device}; auto or {expected!r} does")
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        return Member(
+            version=_C.build_info()["version"],
+            layout=_C.build_info()["layout"],
+            host=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            hostname=socket.gethostname(),
+            device=self.device.type,
+            device_id=_device_id(self.device),
+            max_bytes=self.max_bytes,
+            area_packs=_C.one_shot_area_packs(self.world_size, self.max_bytes),
+            transport=transport,
+            algorithm=algorithm,
+            timeout=timeout,
+            warmup_timeout=warmup_timeout,
+        )
+
+    def why_not(self, x: torch.Tensor) -> str | None:
+        """Why x is not served by this communicator itself, with the value and the limit; None when it is."""
+        refusal = self._refusal(x)
+        return None if refusal is None else str(refusal)
+
+    def supports(self, x: torch.Tensor) -> bool:
+        """Whether x is served by this communicator itself, and not by the fallback or an error."""
+        return self._refusal(x) is None
+
+    def algorithm_for(self, x: torch.Tensor) -> str:
+        """Name of the algorithm that serves x: "one_shot", or "none" where the fallback or an error does."""
+        return "one_shot" if self.supports(x) else "none"
+
+    def _refusal(self, x: torch.Tensor) -> Exception | None:
+        if self._closed is not None:
+            return ClosedError(f"the communicator {self._closed}")
+        if x.device != self.device:
+            return ValueError(f"the tensor is on {x.device}; this communicator serves {self.device}")
+        if x.dtype not in DTYPE_CODES:
+            return TypeError(f"dtype {x.dtype} is not served; float16, bfloat16 and float32 are")
+        if not x.is_contiguous():
+            return ValueError(f"the tensor is not contiguous: shape {tuple(x.shape)}, strides {x.stride()}")
+        if x.nbytes > self.max_bytes:
+            return ValueError(f"the tensor has {x.nbytes} bytes; this communicator's max_bytes is {self.max_bytes}")
+        if x.requires_grad and torch.is_grad_enabled():
+            return ValueError("the tensor requires grad, and gradients are not recorded: use torch.no_grad()")
+        return None
+
+    def all_reduce(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The sum of x over all ranks, on every rank.
+
+        Args:
+            x: contiguous float16, bfloat16 or float32 tensor of any shape on this communicator's device, at most
+                `max_bytes` bytes; the same shape and dtype on all ranks. Not changed, unless out is x.
+            out: where to put the result (same shape, dtype and device, contiguous); may be x. By default a new tensor.
+
+        Returns:
+            out.
+
+        Raises:
+            ValueError, TypeError: the tensor cannot be served and there is no fallback. Nothing was sent.
+            AllReduceTimeout, CallMismatch: a peer did not take part. CPU: of this call; GPU: of an earlier one, since
+                kernels report while they run. The communicator can not be used any more.
+            ClosedError: the communicator was closed.
+        """
+        if torch.compiler.is_compiling():
+            return self._traced(x, out)
+        refusal = self._refusal(x)
+        if refusal is None and out is not None:
+            refusal = _misfit(x, out)
+        if refusal is not None:
+            return self._served_elsewhere(x, out, refusal)
+        if out is None:
+            out = torch.empty_like(x)
+        if x.numel() == 0:  # launches nothing and advances nothing, on every rank
+            return out
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError("another thread is inside a call of this communicator; one call at a time is served")
+        try:
+            if self._transport.all_reduce(x, out, x.nbytes):
+                self.check()
+            self.calls += 1
+        finally:
+            self._turn.release()
+        return out
+
+    def _traced(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        if out is None:
+            return ops.all_reduce(x, self._key)
+        if out is x:
+            ops.all_reduce_(x, self._key)
+        else:
+            ops.all_reduce_out(x, out, self._key)
+        return out
+
+    def _served_elsewhere(self, x: torch.Tensor, out: torch.Tensor | None, refusal: Exception) -> torch.Tensor:
+        if self._fallback is None or isinstance(refusal, ClosedError):
+            raise refusal
+        result = x.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(result, group=self._fallback)
+        return result if out is None else out.copy_(result)
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        """Surrounds the capture of a CUDA graph. Nothing has to be registered or prepared: it only checks first."""
+        self.check()
+        yield
+
+    def check(self) -> None:
+        """Raises what a kernel or a call has reported, if anything; costs about a microsecond."""
+        if self._closed is not None:
+            raise ClosedError(f"the communicator {self._closed}")
+        fault = self._transport.fault()
+        if fault is not None:
+            raise fault_error(fault, self.rank, self.world_size)
+
+    def close(self) -> None:
+        """Lets go of all memory. No collective: peers that still wait for this rank raise ClosedError. Idempotent.
+
+        GPUs: waits for the device, and up to 5 s for the peers to let go of this rank's memory, too.
+        """
+        if self._closed is not None:
+            return
+        self._closed = "was closed"
+        _open.discard(self)
+        self._finalizer.detach()
+        if not self._transport.close(CLOSE_PATIENCE):
+            logger.warning(
+                "rank %d keeps its %d bytes on %s until the process ends: a peer has not closed yet and may still write",
+                self.rank, self.memory_bytes, self.device,
+            )  # fmt: skip
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "" if self._closed is None else f", {self._closed}"
+        return (
+            f"Communicator(rank {self.rank} of {self.world_size}, {self.device}, transport {self.transport}, max_bytes "
+            f"{self.max_bytes}, memory_bytes {self.memory_bytes}{state})"
+        )
+
+
+def _transport_for(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "cpu"
+    if device.type != "cuda":
+        raise SetupError(f"device {device} is not served; cpu and cuda are")
+    if not _C.build_info()["cuda"]:
+        raise SetupError(f"this build serves CPU ranks only ({_C.build_info()['cpu_only_reason']}); see pcie-allreduce info")
+    if not torch.cuda.is_available():
+        raise SetupError("torch sees no CUDA device")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise SetupError(f"{device} does not exist: torch sees {torch.cuda.device_count()} CUDA devices")
+    return "peer"
+
+
+def _device_id(device: torch.device) -> str:
+    return "" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _misfit(x: torch.Tensor, out: torch.Tensor) -> Exception | None:
+    if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
+        return ValueError(
+            f"out is {out.dtype} {tuple(out.shape)} on {out.device}{'' if out.is_contiguous() else ', not contiguous'}; "
+            f"it must be contiguous {x.dtype} {tuple(x.shape)} on {x.device}"
+        )
+    return None
+
+
+def _build(rendezvous: Rendezvous, device: torch.device, members: list[Member]) -> Transport:
+    """Mailboxes of all ranks, mapped by all ranks and seen to work, or SetupError on all of them."""
+    me = members[rendezvous.rank]
+    sizes = (rendezvous.rank, rendezvous.world_size, me.area_packs, me.timeout, me.warmup_timeout)
+    if device.type == "cuda":
+        rendezvous.stage("checking P2P", lambda: check_peer_access(device, members))
+    transport: Transport | None = None
+
+    def allocate() -> Transport:
+        nonlocal transport
+        transport = CpuTransport(*sizes) if device.type == "cpu" else PeerTransport(device, *sizes)
+        if isinstance(transport, PeerTransport):
+            transport.share_gpu(sum(member.device_id == me.device_id for member in members))
+        return transport
+
+    try:
+        built = rendezvous.stage("allocating the mailbox", allocate)
+        handles = rendezvous.gather(built.handle())
+        rendezvous.stage("mapping the peers' mailboxes", lambda: built.open(handles))
+        built.forget_names()
+        rendezvous.stage(
+            "the first exchange with the peers",
+            lambda: built.greet(rendezvous.rank, rendezvous.world_size, GREETING_DEADLINE),
+        )
+    except BaseException:
+        if transport is not None:
+            transport.close(CLOSE_PATIENCE)
+        raise
+    return built
+
+
+def _let_go(transport: Transport) -> None:
+    """For a communicator that was collected or is open at exit: no waiting, no collective."""
+    transport.close(0.0)
+
+
+def _abandon_in_child() -> None:
+    for communicator in list(_open):
+        communicator._closed = "was made before this process was forked, and belongs to the parent"
+        communicator._finalizer.detach()
+
+
+os.register_at_fork(after_in_child=_abandon_in_child)

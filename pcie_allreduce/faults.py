@@ -1,0 +1,41 @@
+"""What a rank reported when it gave up, as an exception that reads like a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import AllReduceTimeout, CallMismatch, ClosedError, PcieAllReduceError
+
+# Codes of csrc/protocol/wait.h and dispatch.h.
+ALGORITHMS = {0: "none", 1: "one_shot"}
+STAGES = {0: "signature", 1: "gather"}
+DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
+_TIMEOUT, _MISMATCH, _CLOSED = 1, 2, 3
+
+
+def fault_error(fault: dict[str, Any], rank: int, world_size: int) -> PcieAllReduceError:
+    """The exception for a fault record of the extension module, seen by `rank`."""
+    missing = tuple(peer for peer in range(world_size) if fault["missing"] >> peer & 1)
+    algorithm, stage = ALGORITHMS.get(fault["algorithm"], "?"), STAGES.get(fault["stage"], "?")
+    where = f"call {fault['call']} ({algorithm}, {stage})"
+    told = "" if fault["reporter"] == rank else f"; rank {fault['reporter']} reported it"
+    if fault["reason"] == _MISMATCH:
+        return CallMismatch(_mismatch(fault, rank, missing, where) + told)
+    if fault["reason"] == _CLOSED:
+        return ClosedError(f"{_ranks(missing)} closed the communicator before {where} of rank {rank}{told}")
+    verb = "is" if len(missing) == 1 else "are"
+    message = f"rank {rank} waited {fault['waited']:.1f} s in {where}; {_ranks(missing)} {verb} missing{told}"
+    return AllReduceTimeout(message, rank=rank, missing=missing, stage=stage, call=fault["call"])
+
+
+def _mismatch(fault: dict[str, Any], rank: int, missing: tuple[int, ...], where: str) -> str:
+    call, nbytes, kind = fault["theirs"]
+    if kind == 0:  # learnt from a peer's abort word, which has no room for the signature
+        return f"{_ranks(missing)} made another call than its peers; rank {rank} was in {where}"
+    theirs = f"call {call}, {nbytes} bytes of {DTYPES.get(kind & 0xFF, '?')} by {ALGORITHMS.get(kind >> 8 & 0xFF, '?')}"
+    return f"{_ranks(missing)} made another call than rank {rank}: {theirs}, while rank {rank} was in {where}"
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    names = ", ".join(map(str, ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

@@ -1,0 +1,56 @@
+"""torch.library operators, so that torch.compile and CUDA graphs see one opaque node.
+
+Dynamo cannot trace into the extension module. An operator takes the communicator as an integer key; the communicator
+itself stays out of the graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+_communicators: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
+_keys = itertools.count(1)
+
+
+def register(communicator: Communicator) -> int:
+    """The key by which the operators find the communicator while it lives."""
+    key = next(_keys)
+    _communicators[key] = communicator
+    return key
+
+
+def _find(key: int) -> Communicator:
+    communicator = _communicators.get(key)
+    if communicator is None:
+        raise RuntimeError(f"the communicator of compiled code (key {key}) no longer exists; compile again")
+    return communicator
+
+
+@torch.library.custom_op("pcie_allreduce::all_reduce", mutates_args=())
+def all_reduce(x: torch.Tensor, communicator: int) -> torch.Tensor:
+    """The sum over all ranks of x, as a new tensor of the same shape, dtype and device."""
+    return _find(communicator).all_reduce(x)
+
+
+@all_reduce.register_fake
+def _(x: torch.Tensor, communicator: int) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("pcie_allreduce::all_reduce_out", mutates_args=("out",))
+def all_reduce_out(x: torch.Tensor, out: torch.Tensor, communicator: int) -> None:
+    """The sum over all ranks of x, written to out (same shape, dtype and device)."""
+    _find(communicator).all_reduce(x, out=out)
+
+
+@torch.library.custom_op("pcie_allreduce::all_reduce_", mutates_args=("x",))
+def all_reduce_(x: torch.Tensor, communicator: int) -> None:
+    """The sum over all ranks of x, in place."""
+    _find(communicator).all_reduce(x, out=x)

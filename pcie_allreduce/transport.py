@@ -1,0 +1,128 @@
+"""The two executors behind one face: who computes, and where the mailbox lies."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _C
+from .errors import SetupError
+from .plan import plan_one_shot
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .rendezvous import Member
+
+DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_ONE_SHOT = 1
+
+
+class Transport(ABC):
+    """One rank's end of the mailboxes."""
+
+    name: str
+    _channel: Any
+
+    @abstractmethod
+    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, nbytes: int) -> bool:
+        """Starts (GPU) or performs (CPU) the call; True when the channel has a fault to report."""
+
+    @abstractmethod
+    def close(self, patience: float) -> bool:
+        """Lets go of all memory; False when some is kept because a peer may still write to it."""
+
+    def handle(self) -> bytes:
+        return self._channel.handle()  # type: ignore[no-any-return]
+
+    def open(self, handles: Sequence[bytes]) -> None:
+        self._channel.open(handles)
+
+    def forget_names(self) -> None:
+        self._channel.forget_names()
+
+    def fault(self) -> dict[str, Any] | None:
+        return self._channel.fault()  # type: ignore[no-any-return]
+
+    def greet(self, rank: int, world_size: int, deadline: float) -> None:
+        """Exchanges known bytes with every peer; raises with the pairs that failed."""
+        words = self._channel.exchange(deadline)
+        told = []
+        for peer in range(world_size):
+            verdict = words[peer * _C.GREETING_PACKS : (peer + 1) * _C.GREETING_PACKS]
+            if peer != rank and 2 in verdict:
+                told.append(f"rank {peer} to rank {rank}: bytes did not arrive within {deadline:g} s")
+            elif peer != rank and 3 in verdict:
+                told.append(f"rank {peer} to rank {rank}: bytes arrived changed")
+        if told:
+            raise SetupError("; ".join(told))
+
+
+class CpuTransport(Transport):
+    """CPU ranks in shared memory."""
+
+    name = "cpu"
+
+    def __init__(self, rank: int, world_size: int, area_packs: int, timeout: float, warmup_timeout: float) -> None:
+        crowded = world_size > len(os.sched_getaffinity(0))
+        self._channel = _C.CpuChannel(rank, world_size, area_packs, timeout, warmup_timeout, crowded)
+
+    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, nbytes: int) -> bool:
+        return self._channel.all_reduce(x.data_ptr(), out.data_ptr(), nbytes, _ONE_SHOT, DTYPE_CODES[x.dtype])
+
+    def close(self, patience: float) -> bool:
+        self._channel.close()
+        return True
+
+
+class PeerTransport(Transport):
+    """GPUs that write into each other's memory."""
+
+    name = "peer"
+
+    def __init__(
+        self, device: torch.device, rank: int, world_size: int, area_packs: int, timeout: float, warmup_timeout: float
+    ) -> None:
+        self._device = device
+        self._channel = _C.GpuChannel(device.index, rank, world_size, area_packs, timeout, warmup_timeout)
+        self._max_blocks = 0
+
+    def share_gpu(self, ranks_on_this_gpu: int) -> None:
+        """Limits the launches so that every block which may wait at the same time on this GPU is resident at once.
+
+        Twice: a dependent grid already holds its slots while its predecessor ends.
+        """
+        resident = self._channel.resident_blocks(256)
+        self._max_blocks = min(_C.MAX_BLOCKS, resident // (2 * ranks_on_this_gpu))
+        if self._max_blocks < 1:
+            raise SetupError(
+                f"{self._device} holds {resident} blocks of 256 threads at once, too few for {ranks_on_this_gpu} ranks "
+                "that wait for each other on it"
+            )
+
+    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, nbytes: int) -> bool:
+        plan = plan_one_shot(nbytes, self._max_blocks)
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        return self._channel.all_reduce(
+            x.data_ptr(), out.data_ptr(), nbytes, _ONE_SHOT, DTYPE_CODES[x.dtype], plan.blocks, plan.threads, stream
+        )
+
+    def close(self, patience: float) -> bool:
+        return self._channel.close(patience)
+
+
+def check_peer_access(device: torch.device, members: Sequence[Member]) -> None:
+    """Raises when the driver says that this GPU cannot write to a peer's. A peer's GPU that this process cannot see is
+    left to the attempt: CUDA IPC reaches it all the same."""
+    visible = {str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())}
+    for rank, member in enumerate(members):
+        index = visible.get(member.device_id)
+        if index in (None, device.index) or torch.cuda.can_device_access_peer(device.index, index):
+            continue
+        raise SetupError(
+            f"no P2P between {device} and cuda:{index} (rank {rank}'s GPU): the driver says that they cannot reach each "
+            "other's memory"
+        )
