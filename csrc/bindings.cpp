@@ -67,7 +67,7 @@ py::dict build_info() {
 PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info);
   m.def("one_shot_area_packs", [](Word world, Word bytes) {
-    return OneShotLayout(world, Request{nullptr, nullptr, bytes, 0, false}.packs()).used();
+    return OneShotLayout(world, Request{nullptr, nullptr, bytes, 0, false}.units()).used();
   });
   m.def("slab_bytes", &slab_bytes);
   m.attr("MAX_WORLD") = kMaxWorld;

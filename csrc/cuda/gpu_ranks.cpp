@@ -100,7 +100,7 @@ bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
   const DeviceScope scope(device_);
   const bool captured = captures(stream);
   const CallParams params{channel_, {in, out, bytes, signature_kind(algorithm, dtype), captured}};
-  if (OneShotLayout(channel_.world, params.request.packs()).used() > channel_.area_packs) {
+  if (OneShotLayout(channel_.world, params.request.units()).used() > channel_.area_packs) {
     throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
   }
   const bool ragged = (reinterpret_cast<std::uintptr_t>(in) | reinterpret_cast<std::uintptr_t>(out) | bytes) %

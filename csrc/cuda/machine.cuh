@@ -26,6 +26,8 @@ static __device__ __noinline__ void publish(const Channel& channel, Algorithm al
 template <class Element, bool kRagged>
 class Machine {
  public:
+  using Unit = Pack;
+
   __device__ __forceinline__ Machine(const Channel& channel, const Request& request)
       : channel_(channel), request_(request) {}
 
@@ -92,7 +94,10 @@ class Machine {
     });
   }
   __device__ __forceinline__ void put(Pack* slot, const Pack& pack) const { ptx::st_relaxed_sys_v4(slot, pack); }
-  __device__ __forceinline__ Pack peek(const Pack* slot) const { return ptx::ld_relaxed_sys_v4(slot); }
+  template <class Unit>
+  __device__ __forceinline__ Unit peek(const Pack* slot) const {
+    return ptx::ld_relaxed_sys_v4(slot);
+  }
   __device__ __forceinline__ void arm(Pack* slot) const { ptx::st_relaxed_sys_v4(slot, empty_pack()); }
   __device__ __forceinline__ void tell(Word* verdict, Word value) const { ptx::st_relaxed_sys(verdict, value); }
 

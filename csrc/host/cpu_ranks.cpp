@@ -1,20 +1,13 @@
 #include "host/cpu_ranks.h"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 
-#include "host/machine.h"
-#include "protocol/exchange.h"
-#include "protocol/one_shot.h"
+#include "host/cpu_lanes.h"
 
 namespace pcie_allreduce::host {
 namespace {
-
-struct Elements {
-  using Float32 = host::Float32;
-  using Float16 = host::Float16;
-  using BFloat16 = host::BFloat16;
-};
 
 std::uint64_t nanoseconds(double seconds) { return static_cast<std::uint64_t>(seconds * 1e9); }
 
@@ -51,24 +44,18 @@ void CpuChannel::open(const std::vector<std::string>& handles) {
 std::vector<Word> CpuChannel::exchange(double timeout) {
   Channel greeting = channel_;
   greeting.timeout_ns = greeting.warmup_timeout_ns = nanoseconds(timeout);
-  const Request none{};
-  Machine machine(greeting, none, crowded_);
   std::vector<Word> verdict(kMaxWorld * kGreetingPacks, 0);
-  exchange_greetings(machine, greeting, verdict.data());
+  cpu_lanes().exchange(greeting, verdict.data(), crowded_);
   return verdict;
 }
 
 bool CpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype) {
   if (algorithm != Algorithm::kOneShot) throw std::invalid_argument("this build's CPU ranks serve one-shot only");
   const Request request{in, out, bytes, signature_kind(algorithm, dtype), false};
-  if (OneShotLayout(channel_.world, request.packs()).used() > channel_.area_packs) {
+  if (OneShotLayout(channel_.world, request.units()).used() > channel_.area_packs) {
     throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
   }
-  const ExactFloats exact;
-  Machine machine(channel_, request, crowded_);
-  dispatch<Elements>(dtype, channel_.world, [&]<class Element, int kWorld>() {
-    one_shot<Element, kWorld>(machine, channel_, request);
-  });
+  cpu_lanes().one_shot(channel_, request, crowded_);
   return record_.valid != 0;
 }
 
@@ -83,7 +70,9 @@ void CpuChannel::close() {
   for (Word peer = 0; peer < channel_.world; ++peer) {
     if (peer == channel_.rank || channel_.slab[peer] == nullptr) continue;
     Word* word = &control_of(channel_.slab[peer])->abort[channel_.rank];
-    if (Access::load(word) == 0) Access::store(word, farewell);
+    if (std::atomic_ref<Word>(*word).load(std::memory_order_relaxed) == 0) {
+      std::atomic_ref<Word>(*word).store(farewell, std::memory_order_release);
+    }
   }
   own_.unlink();
   own_.close();

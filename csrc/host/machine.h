@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <type_traits>
 
 #include "host/element.h"
 #include "protocol/dispatch.h"
@@ -17,7 +18,7 @@
 #include <xmmintrin.h>
 #endif
 
-namespace pcie_allreduce::host {
+namespace pcie_allreduce::host::PAR_ISA {
 
 inline std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -57,8 +58,12 @@ struct Access {
   static void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 };
 
+using PackWords = Word __attribute__((vector_size(16), may_alias));
+
 class Machine {
  public:
+  using Unit = PAR_ISA::Unit;
+
   Machine(const Channel& channel, const Request& request, bool crowded)
       : channel_(channel), request_(request), state_(control_of(channel.slab[channel.rank])->block[0]),
         spins_(crowded ? 64 : 4096) {}
@@ -80,37 +85,52 @@ class Machine {
   PAR_INLINE Range share(Word packs) const { return {0, packs, 1}; }
   PAR_INLINE Range block_share(Word packs) const { return {0, packs, 1}; }
 
-  PAR_INLINE Pack read(const Request& request, Word i) const {
-    Pack pack{};
-    const Word offset = i * Word{sizeof(Pack)};
+  PAR_INLINE Unit read(const Request& request, Word i) const {
+    const Word offset = i * Word{sizeof(Unit)};
     const char* from = static_cast<const char*>(request.in) + offset;
-    if (request.bytes - offset >= sizeof(Pack)) {
-      std::memcpy(&pack, from, sizeof(Pack));
+    Unit unit;
+    if (request.bytes - offset >= sizeof(Unit)) {
+      const UnalignedWords* parts = reinterpret_cast<const UnalignedWords*>(from);
+      for (int p = 0; p < kParts; ++p) unit.part[p] = parts[p];
     } else {
-      std::memcpy(&pack, from, request.bytes - offset);
+      unit = {};
+      std::memcpy(&unit, from, request.bytes - offset);
     }
-    return pack;
+    return unit;
   }
-  PAR_INLINE void write(const Request& request, Word i, const Pack& pack) const {
-    const Word offset = i * Word{sizeof(Pack)};
+  PAR_INLINE void write(const Request& request, Word i, const Unit& unit) const {
+    const Word offset = i * Word{sizeof(Unit)};
     char* to = static_cast<char*>(request.out) + offset;
-    if (request.bytes - offset >= sizeof(Pack)) {
-      std::memcpy(to, &pack, sizeof(Pack));
+    if (request.bytes - offset >= sizeof(Unit)) {
+      UnalignedWords* parts = reinterpret_cast<UnalignedWords*>(to);
+      for (int p = 0; p < kParts; ++p) parts[p] = unit.part[p];
     } else {
-      std::memcpy(to, &pack, request.bytes - offset);
+      std::memcpy(to, &unit, request.bytes - offset);
     }
+  }
+  // Volatile: once each, in this order, and never from a register that was loaded before.
+  PAR_INLINE void put(Pack* slot, const Unit& unit) const {
+    volatile Words* parts = reinterpret_cast<volatile Words*>(slot);
+    for (int p = 0; p < kParts; ++p) parts[p] = unit.part[p];
   }
   PAR_INLINE void put(Pack* slot, const Pack& pack) const {
-    *reinterpret_cast<volatile Words*>(slot) = words_of(pack);
+    *reinterpret_cast<volatile PackWords*>(slot) = *reinterpret_cast<const PackWords*>(&pack);
   }
-  PAR_INLINE Pack peek(const Pack* slot) const {
-    const Words words = *reinterpret_cast<const volatile Words*>(slot);
-    return pack_of(words);
+  template <class Moved>
+  PAR_INLINE Moved peek(const Pack* slot) const {
+    Moved moved;
+    if constexpr (std::is_same_v<Moved, Pack>) {
+      *reinterpret_cast<PackWords*>(&moved) = *reinterpret_cast<const volatile PackWords*>(slot);
+    } else {
+      const volatile Words* parts = reinterpret_cast<const volatile Words*>(slot);
+      for (int p = 0; p < kParts; ++p) moved.part[p] = parts[p];
+    }
+    return moved;
   }
-  PAR_INLINE void arm(Pack* slot) const { put(slot, empty_pack()); }
+  PAR_INLINE void arm(Pack* slot) const { put(slot, filled(every(kEmpty))); }
   void tell(Word* verdict, Word value) const { *verdict = value; }
 
-  __attribute__((noinline)) WaitVerdict keep_waiting(Wait& wait, const Call& call) {
+  PAR_COLD WaitVerdict keep_waiting(Wait& wait, const Call& call) {
     if (++wait.polls % spins_ != 0) {
       cpu_pause();
       return WaitVerdict::kGoOn;
@@ -126,7 +146,7 @@ class Machine {
     sched_yield();
     return WaitVerdict::kLook;
   }
-  void fault(const Fault& fault, const Call& call) {
+  PAR_COLD void fault(const Fault& fault, const Call& call) {
     publish_fault<Access>(channel_, kind_algorithm(request_.kind), call.number, fault, waited_ns_);
   }
 
@@ -139,4 +159,4 @@ class Machine {
   std::uint64_t waited_ns_ = 0;
 };
 
-}  // namespace pcie_allreduce::host
+}  // namespace pcie_allreduce::host::PAR_ISA

@@ -22,7 +22,11 @@ struct Request {
   Word bytes;
   Word kind;         // of the signature
   bool captured;     // it runs as part of a graph replay: the warm-up is over
-  PAR_INLINE Word packs() const { return (bytes + sizeof(Pack) - 1) / sizeof(Pack); }
+  // In whole units, the machine's step: the padding is zero, is sent, and is awaited like everything else.
+  template <class Unit = Pack>
+  PAR_INLINE Word units() const {
+    return (bytes + sizeof(Unit) - 1) / sizeof(Unit);
+  }
 };
 
 // One lane's part of [0, end).

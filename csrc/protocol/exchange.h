@@ -33,10 +33,10 @@ PAR_INLINE void exchange_greetings(Machine& machine, const Channel& channel, Wor
     const Word source = i / kGreetingPacks;
     if (source == channel.rank) continue;
     const Pack* slot = greeting_of(channel.slab[channel.rank]) + i;
-    Pack pack = machine.peek(slot);
+    Pack pack = machine.template peek<Pack>(slot);
     while (!arrived(pack)) {
       const WaitVerdict waited = machine.keep_waiting(wait, call);
-      pack = machine.peek(slot);
+      pack = machine.template peek<Pack>(slot);
       if (waited == WaitVerdict::kOutOfTime) break;
     }
     const Pack expected = greeting_pattern(source, channel.rank, i % kGreetingPacks);

@@ -6,8 +6,8 @@
 
 namespace pcie_allreduce {
 
-template <class Element, int kWorld>
-PAR_INLINE Pack sum_in_rank_order(const Pack (&got)[kWorld]) {
+template <class Element, int kWorld, class Unit>
+PAR_INLINE Unit sum_in_rank_order(const Unit (&got)[kWorld]) {
   typename Element::Sum sum;  // starts at +0.0f, so it never ends at -0.0f
   PAR_UNROLL
   for (int source = 0; source < kWorld; ++source) Element::add(sum, got[source]);
@@ -15,36 +15,40 @@ PAR_INLINE Pack sum_in_rank_order(const Pack (&got)[kWorld]) {
 }
 
 template <class Element, int kWorld, class Machine>
-PAR_INLINE void one_shot(Machine& machine, const Channel& channel, const Request& request) {
+PAR_INLINE void one_shot(Machine& machine, const Channel& channel, const Request& given) {
+  using Unit = typename Machine::Unit;
+  constexpr Word kUnitPacks = sizeof(Unit) / sizeof(Pack);
   const Call call = machine.begin_call();
-  const Waiting about = waiting_for(machine, channel, request, call);
+  const Waiting about = waiting_for(machine, channel, given, call);
+  // By value from here on: a slot may alias anything, so what is behind a reference would be read again for every pack.
+  const Request request = given;
   const Word rank = channel.rank;
-  const OneShotLayout layout(kWorld, request.packs());
-  const Range mine = machine.share(request.packs());
+  const OneShotLayout layout(kWorld, request.units());
+  const Range mine = machine.share(request.units<Unit>());
   bool failed = call.failed;
 
   if (!failed) {
     send_signatures(machine, about);
-    // Two loops: a GPU lane runs each about once, a CPU rank streams. Rank r sends to r + 1 first, so that no rank is
-    // everybody's first destination.
+    Pack* to[kWorld - 1];
+    PAR_UNROLL
+    for (Word hop = 1; hop < kWorld; ++hop) {  // rank r sends to r + 1 first: nobody is everybody's first destination
+      const Word reader = rank + hop < kWorld ? rank + hop : rank + hop - kWorld;
+      to[hop - 1] = area_of(channel.slab[reader], call.phase, channel.area_packs) + layout.slot(rank, reader);
+    }
     for (Word i = mine.first; i < mine.end; i += mine.step) {
-      const Pack pack = encoded(machine.read(request, i));
-  PAR_UNROLL
-      for (Word hop = 1; hop < kWorld; ++hop) {
-        const Word reader = rank + hop < kWorld ? rank + hop : rank + hop - kWorld;
-        machine.put(area_of(channel.slab[reader], call.phase, channel.area_packs) + layout.slot(rank, reader) + i,
-                    pack);
-      }
+      const Unit unit = encoded(machine.read(request, i));
+      PAR_UNROLL
+      for (Word hop = 1; hop < kWorld; ++hop) machine.put(to[hop - 1] + i * kUnitPacks, unit);
     }
     SignatureCheck<Machine> signatures(machine, about);
-    for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
-      Pack got[kWorld];
-      const Pack own = encoded(machine.read(request, i));
-      failed = !take_all(machine, about, Stage::kGather, about.area + kLinePacks + i, layout.stride, got);
-      if (failed) break;
-  PAR_UNROLL
-      for (Word source = 0; source < kWorld; ++source) {
-        if (source == rank) got[source] = own;
+    const Pack* from = about.area + kLinePacks;
+    const Word stride = layout.stride;
+    for (Word i = mine.first; i < mine.end; i += mine.step) {  // a second loop: a GPU lane runs it once, a CPU streams
+      Unit got[kWorld];
+      const Unit own = encoded(machine.read(request, i));
+      if (!take_all(machine, about, Stage::kGather, from + i * kUnitPacks, stride, rank, own, got)) {
+        failed = true;
+        break;
       }
       machine.write(request, i, sum_in_rank_order<Element>(got));
     }

@@ -24,7 +24,7 @@ PAR_INLINE Waiting waiting_for(Machine&, const Channel& channel, const Request& 
 
 // True when the lane must give up on the sources in `missing`. Not on the path of a call whose peers are in time.
 template <class Machine>
-PAR_INLINE bool gives_up(Machine& machine, const Waiting& about, WaitVerdict verdict, Stage stage, Word missing) {
+PAR_COLD bool gives_up(Machine& machine, const Waiting& about, WaitVerdict verdict, Stage stage, Word missing) {
   if (verdict != WaitVerdict::kLook) {
     machine.fault({verdict == WaitVerdict::kAborted ? Reason::kNone : Reason::kTimeout, stage, missing, {}},
                   about.call);
@@ -34,7 +34,7 @@ PAR_INLINE bool gives_up(Machine& machine, const Waiting& about, WaitVerdict ver
   for (Word index = 0; index < about.channel.world - 1; ++index) {
     const Word suspect = 1u << source_of(index, rank);
     if ((missing & suspect) == 0) continue;
-    const Pack theirs = machine.peek(about.area + index);
+    const Pack theirs = machine.template peek<Pack>(about.area + index);
     if (!arrived(theirs) || same(theirs, about.signature)) continue;
     machine.fault({Reason::kMismatch, stage, suspect, theirs}, about.call);
     return true;
@@ -42,34 +42,42 @@ PAR_INLINE bool gives_up(Machine& machine, const Waiting& about, WaitVerdict ver
   return false;
 }
 
-// Looks at the packs of the sources that are still missing, all at once, and keeps what has arrived.
-template <int kWorld, class Machine>
-PAR_INLINE Word look(Machine& machine, Word missing, Word rank, const Pack* slots, Word stride, Pack (&got)[kWorld]) {
+// Looks at the packs of the sources in `missing`, all at once, and keeps what has arrived. What is still missing.
+template <int kWorld, class Machine, class Unit = typename Machine::Unit>
+PAR_INLINE Word look(Machine& machine, Word missing, Word rank, const Pack* slots, Word stride, Unit (&got)[kWorld]) {
   PAR_UNROLL
   for (Word source = 0; source < kWorld; ++source) {
-    if (missing >> source & 1u) got[source] = machine.peek(slots + source_index(source, rank) * stride);
+    if (missing >> source & 1u) got[source] = machine.template peek<Unit>(slots + source_index(source, rank) * stride);
   }
+  Word still = missing;
   PAR_UNROLL
   for (Word source = 0; source < kWorld; ++source) {
-    if ((missing >> source & 1u) != 0 && arrived(got[source])) missing &= ~(1u << source);
+    if (arrived(got[source])) still &= ~(1u << source);
   }
-  return missing;
+  return still;
 }
 
-// One pack of every source but this rank, at slots + index * stride. False: the call has failed.
-template <int kWorld, class Machine>
-PAR_INLINE bool take_all(Machine& machine, const Waiting& about, Stage stage, const Pack* slots, Word stride,
-                         Pack (&got)[kWorld]) {
-  const Word rank = about.channel.rank;
+template <int kWorld, class Machine, class Unit = typename Machine::Unit>
+PAR_COLD bool wait_for(Machine& machine, const Waiting& about, Stage stage, Word missing, const Pack* slots,
+                       Word stride, Unit (&got)[kWorld]) {
   Wait wait;
-  Word missing = ((1u << kWorld) - 1u) & ~(1u << rank);
-  missing = look(machine, missing, rank, slots, stride, got);
   while (missing != 0) {
     const WaitVerdict verdict = machine.keep_waiting(wait, about.call);
-    missing = look(machine, missing, rank, slots, stride, got);  // also after the deadline: data wins
+    missing = look(machine, missing, about.channel.rank, slots, stride, got);  // also after the deadline: data wins
     if (verdict != WaitVerdict::kGoOn && missing != 0 && gives_up(machine, about, verdict, stage, missing)) return false;
   }
   return true;
+}
+
+// One unit of every source but this rank, at slots + index * stride, and `own`. False: the call has failed.
+template <int kWorld, class Machine, class Unit = typename Machine::Unit>
+PAR_INLINE bool take_all(Machine& machine, const Waiting& about, Stage stage, const Pack* slots, Word stride,
+                         Word rank, const Unit& own, Unit (&got)[kWorld]) {
+  PAR_UNROLL
+  for (Word source = 0; source < kWorld; ++source) got[source] = own;  // [rank] is; the others are overwritten
+  const Word others = ((1u << kWorld) - 1u) & ~(1u << rank);
+  const Word missing = look(machine, others, rank, slots, stride, got);
+  return missing == 0 || wait_for(machine, about, stage, missing, slots, stride, got);
 }
 
 template <class Machine>
@@ -91,16 +99,16 @@ class SignatureCheck {
  public:
   PAR_INLINE SignatureCheck(Machine& machine, const Waiting& about)
       : sources_(machine.block_share(about.channel.world - 1)) {
-    if (sources_.first < sources_.end) early_ = machine.peek(about.area + sources_.first);
+    if (sources_.first < sources_.end) early_ = machine.template peek<Pack>(about.area + sources_.first);
   }
 
   PAR_INLINE bool agrees(Machine& machine, const Waiting& about) {
     Wait wait;
     for (Word index = sources_.first; index < sources_.end; index += sources_.step) {
-      Pack theirs = index == sources_.first ? early_ : machine.peek(about.area + index);
+      Pack theirs = index == sources_.first ? early_ : machine.template peek<Pack>(about.area + index);
       while (!arrived(theirs)) {
         const WaitVerdict verdict = machine.keep_waiting(wait, about.call);
-        theirs = machine.peek(about.area + index);
+        theirs = machine.template peek<Pack>(about.area + index);
         const Word source = source_of(index, about.channel.rank);
         if (verdict != WaitVerdict::kGoOn && !arrived(theirs) &&
             gives_up(machine, about, verdict, Stage::kSignature, 1u << source)) {
@@ -124,9 +132,10 @@ class SignatureCheck {
 // Invariant 4: exactly what the call before this one used; its words were all taken before any rank could begin this.
 template <class Machine>
 PAR_INLINE void rearm(Machine& machine, const Channel& channel, const Call& call) {
+  constexpr Word kUnitPacks = sizeof(typename Machine::Unit) / sizeof(Pack);
   Pack* area = area_of(channel.slab[channel.rank], phase_before(call.phase), channel.area_packs);
-  const Range mine = machine.share(call.stale);
-  for (Word i = mine.first; i < mine.end; i += mine.step) machine.arm(area + i);
+  const Range mine = machine.share(call.stale / kUnitPacks);  // whole lines, so whole units
+  for (Word i = mine.first; i < mine.end; i += mine.step) machine.arm(area + i * kUnitPacks);
 }
 
 }  // namespace pcie_allreduce

@@ -6,9 +6,11 @@
 
 #if defined(__CUDACC__)
 #define PAR_INLINE __host__ __device__ __forceinline__
+#define PAR_COLD __host__ __device__ __forceinline__  // a call would cost a kernel its registers
 #define PAR_UNROLL _Pragma("unroll")
 #else
 #define PAR_INLINE inline __attribute__((always_inline))
+#define PAR_COLD __attribute__((noinline, cold))
 #define PAR_UNROLL _Pragma("GCC unroll 8")
 #endif
 
@@ -28,8 +30,7 @@ PAR_INLINE Pack empty_pack() { return {{kEmpty, kEmpty, kEmpty, kEmpty}}; }
 
 // Before every send, in every stage. +0.0 adds like -0.0 to an accumulator that starts at +0.0f.
 PAR_INLINE Word encoded(Word word) { return word == kEmpty ? 0u : word; }
-
-PAR_INLINE Pack encoded(Pack pack) {
+PAR_INLINE Pack encoded(const Pack& pack) {
   return {{encoded(pack.word[0]), encoded(pack.word[1]), encoded(pack.word[2]), encoded(pack.word[3])}};
 }
 

@@ -1,0 +1,30 @@
+// The CPU's lanes, compiled once for every instruction set; which one runs is decided when the module is loaded.
+#pragma once
+
+#include "protocol/dispatch.h"
+
+namespace pcie_allreduce::host {
+
+struct CpuLanes {
+  void (*one_shot)(const Channel& channel, const Request& request, bool crowded);
+  void (*exchange)(const Channel& channel, Word* verdict, bool crowded);
+  const char* name;
+};
+
+namespace baseline {
+extern const CpuLanes lanes;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const CpuLanes lanes;
+}
+#endif
+
+inline const CpuLanes& cpu_lanes() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) return avx2::lanes;
+#endif
+  return baseline::lanes;
+}
+
+}  // namespace pcie_allreduce::host
