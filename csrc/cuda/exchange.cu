@@ -20,7 +20,7 @@ __global__ void exchange_kernel(const __grid_constant__ ExchangeParams params) {
 }  // namespace
 
 cudaError_t launch_exchange(const Channel& channel, Word* verdict, cudaStream_t stream) {
-  exchange_kernel<<<1, kMaxWorld * kGreetingPacks, 0, stream>>>(ExchangeParams{channel, {}, verdict});
+  exchange_kernel<<<1, kMaxWorld * kGreetingPacks + kStewards, 0, stream>>>(ExchangeParams{channel, {}, verdict});
   return cudaGetLastError();
 }
 

@@ -15,15 +15,16 @@ struct CallParams {
 
 struct LaunchShape {
   unsigned blocks;
-  unsigned threads;
+  unsigned threads;  // that move data; the launcher adds the stewards
   bool dependent;  // programmatic dependent launch: the grid starts while its predecessor ends (sm_90 and later)
 };
 
-constexpr unsigned kMaxThreads = 256;
+constexpr unsigned kMaxThreads = 256;  // that move data
+constexpr unsigned kStewards = 32;     // the last warp: signatures, state
 
 cudaError_t launch_one_shot(const CallParams& params, Dtype dtype, bool ragged, const LaunchShape& shape,
                             cudaStream_t stream);
-// Blocks of `threads` that one multiprocessor holds of the kernel with the largest footprint of this world.
+// Blocks of `threads` (and the stewards) that one multiprocessor holds of the kernel with the largest footprint of this world.
 cudaError_t one_shot_blocks_per_multiprocessor(Word world, unsigned threads, int* blocks);
 
 // verdict: kMaxWorld * kGreetingPacks words of mapped host memory.

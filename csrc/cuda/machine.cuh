@@ -1,8 +1,10 @@
 // The GPU's machine: a lane is a thread that takes its pack, or a few, and a launch is a call. Everything that changes
-// from call to call is in device memory, because a CUDA graph freezes every argument.
+// from call to call is in device memory, because a CUDA graph freezes every argument. The last warp of a block moves no
+// data: what is done once a block or once a rank is done there, beside the packs and not behind them.
 #pragma once
 
 #include "cuda/element.cuh"
+#include "cuda/launch.h"
 #include "cuda/ptx.cuh"
 #include "protocol/dispatch.h"
 #include "protocol/report.h"
@@ -17,7 +19,7 @@ struct Access {
 };
 
 // Out of line: a call whose peers are in time pays for it with nothing but a branch.
-static __device__ __noinline__ void publish(const Channel& channel, Algorithm algorithm, Word call, Reason reason,
+static __device__ __forceinline__ void publish(const Channel& channel, Algorithm algorithm, Word call, Reason reason,
                                             Stage stage, Word missing, Pack theirs, std::uint64_t waited_ns) {
   publish_fault<Access>(channel, algorithm, call, {reason, stage, missing, theirs}, waited_ns);
 }
@@ -34,11 +36,11 @@ class Machine {
   __device__ __forceinline__ Call begin_call() {
     ptx::griddepcontrol_wait();  // first, in every thread, on every path
     const Control* control = control_of(channel_.slab[channel_.rank]);
-    const Pack* state = reinterpret_cast<const Pack*>(&control->block[blockIdx.x]);
-    const Pack low = ptx::ld_relaxed_gpu_v4(state);
-    const Pack high = ptx::ld_relaxed_gpu_v4(state + 1);
+    const Pack* line = reinterpret_cast<const Pack*>(&control->block[blockIdx.x]);
+    const Pack low = ptx::ld_relaxed_gpu_v4(line);
+    const Pack high = ptx::ld_relaxed_gpu_v4(line + 1);
     const Word mark = ptx::ld_relaxed_sys(&control->abort[channel_.rank]);
-    settled_ = high.word[1];
+    state_ = {low.word[0], low.word[1], {low.word[2], low.word[3], high.word[0]}, high.word[1], {}};
     // used[] begins at word 2, so the phase before 0, 1, 2 stands in words 4, 2, 3.
     const Word stale = low.word[1] == 0 ? high.word[0] : (low.word[1] == 1 ? low.word[2] : low.word[3]);
     return {low.word[0], low.word[1], stale, mark != 0};
@@ -50,21 +52,32 @@ class Machine {
     return any;
   }
 
-  // Behind the barrier of any_failed: no thread of the block will read its state again. The first block also writes
-  // the lines of blocks that this launch does not have; all lines are equal after every call.
+  // Behind the barrier of any_failed: no thread of the block will read its state again. The lines of blocks that this
+  // launch does not have are written too, since the next may have them; all lines are equal after every call.
   __device__ __forceinline__ void end_call(const Call& call, Word used) {
+    if (threadIdx.x < data_threads()) return;
+    const Word settled = request_.captured || state_.settled == kWarmupCalls ? kWarmupCalls : state_.settled + 1;
+    const Pack low{{call.number + 1, phase_after(call.phase), call.phase == 0 ? used : state_.used[0],
+                    call.phase == 1 ? used : state_.used[1]}};
     Control* control = control_of(channel_.slab[channel_.rank]);
-    if (threadIdx.x == 0) write_state(control->block[blockIdx.x], call, used);
-    if (blockIdx.x != 0) return;
-    for (Word idle = gridDim.x + threadIdx.x; idle < kMaxBlocks; idle += blockDim.x) {
-      write_state(control->block[idle], call, used);
+    const Word lane = threadIdx.x - data_threads();
+    for (Word b = blockIdx.x + lane * gridDim.x; b < kMaxBlocks; b += kStewards * gridDim.x) {
+      Word* line = &control->block[b].call;
+      ptx::st_relaxed_gpu_v4(reinterpret_cast<Pack*>(line), low);
+      ptx::st_relaxed_gpu_v2(line + 4, call.phase == 2 ? used : state_.used[2], settled);
     }
   }
 
-  __device__ __forceinline__ Range share(Word packs) const {
-    return {blockIdx.x * blockDim.x + threadIdx.x, packs, gridDim.x * blockDim.x};
+  __device__ __forceinline__ Range share(Word units) const {
+    const Word first = threadIdx.x < data_threads() ? blockIdx.x * data_threads() + threadIdx.x : units;
+    return {first, units, gridDim.x * data_threads()};
   }
-  __device__ __forceinline__ Range block_share(Word packs) const { return {threadIdx.x, packs, blockDim.x}; }
+  __device__ __forceinline__ Range once_a_block(Word tasks) const {
+    return {threadIdx.x < data_threads() ? tasks : threadIdx.x - data_threads(), tasks, kStewards};
+  }
+  __device__ __forceinline__ Range once_a_rank(Word tasks) const {
+    return blockIdx.x == 0 ? once_a_block(tasks) : Range{tasks, tasks, kStewards};
+  }
 
   __device__ __forceinline__ Pack read(const Request& request, Word i) const {
     if constexpr (!kRagged) return static_cast<const Pack*>(request.in)[i];
@@ -116,7 +129,7 @@ class Machine {
     }
     if (aborted) return WaitVerdict::kAborted;
     const std::uint64_t deadline =
-        settled_ < kWarmupCalls ? channel_.warmup_timeout_ns : channel_.timeout_ns;
+        state_.settled < kWarmupCalls ? channel_.warmup_timeout_ns : channel_.timeout_ns;
     return waited_ns_ > deadline ? WaitVerdict::kOutOfTime : WaitVerdict::kLook;
 #endif
   }
@@ -128,11 +141,7 @@ class Machine {
  private:
   static constexpr Word kPollsBetweenLooks = 256;  // some 100 us of polling one's own memory
 
-  __device__ __forceinline__ void write_state(BlockState& state, const Call& call, Word used) const {
-    ptx::st_relaxed_gpu_v2(&state.call, call.number + 1, phase_after(call.phase));
-    ptx::st_relaxed_gpu(&state.used[call.phase], used);
-    if (settled_ < kWarmupCalls) ptx::st_relaxed_gpu(&state.settled, request_.captured ? kWarmupCalls : settled_ + 1);
-  }
+  __device__ __forceinline__ static Word data_threads() { return blockDim.x - kStewards; }
 
   template <class Visit>
   __device__ __forceinline__ void for_each_element(const Request& request, Word i, Visit&& visit) const {
@@ -145,7 +154,7 @@ class Machine {
 
   const Channel& channel_;
   const Request& request_;
-  Word settled_ = 0;
+  BlockState state_;
   std::uint64_t waited_ns_ = 0;
 };
 

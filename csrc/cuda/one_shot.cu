@@ -7,7 +7,7 @@ namespace pcie_allreduce::cuda {
 namespace {
 
 template <class Element, int kWorld, bool kRagged>
-__global__ void __launch_bounds__(kMaxThreads) one_shot_kernel(const __grid_constant__ CallParams params) {
+__global__ void __launch_bounds__(kMaxThreads + kStewards, 3) one_shot_kernel(const __grid_constant__ CallParams params) {
   Machine<Element, kRagged> machine(params.channel, params.request);
   one_shot<Element, kWorld>(machine, params.channel, params.request);
 }
@@ -29,7 +29,7 @@ cudaError_t launch_one_shot(const CallParams& params, Dtype dtype, bool ragged, 
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = shape.blocks;
-  config.blockDim = shape.threads;
+  config.blockDim = shape.threads + kStewards;
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = shape.dependent ? 1 : 0;
@@ -42,7 +42,7 @@ cudaError_t one_shot_blocks_per_multiprocessor(Word world, unsigned threads, int
     for (const bool ragged : {false, true}) {
       int fit = 0;
       const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel_for(dtype, world, ragged),
-                                                                              static_cast<int>(threads), 0);
+                                                                              static_cast<int>(threads + kStewards), 0);
       if (error != cudaSuccess) return error;
       *blocks = fit < *blocks ? fit : *blocks;
     }

@@ -41,8 +41,9 @@ __device__ __forceinline__ void st_relaxed_gpu_v2(Word* to, Word first, Word sec
   asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(first), "r"(second));
 }
 
-__device__ __forceinline__ void st_relaxed_gpu(Word* to, Word value) {
-  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(value));
+__device__ __forceinline__ void st_relaxed_gpu_v4(Pack* to, const Pack& pack) {
+  asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(pack.word[0]), "r"(pack.word[1]),
+               "r"(pack.word[2]), "r"(pack.word[3]));
 }
 
 __device__ __forceinline__ void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }

@@ -82,8 +82,9 @@ class Machine {
     if (state_.settled < kWarmupCalls) ++state_.settled;
   }
 
-  PAR_INLINE Range share(Word packs) const { return {0, packs, 1}; }
-  PAR_INLINE Range block_share(Word packs) const { return {0, packs, 1}; }
+  PAR_INLINE Range share(Word units) const { return {0, units, 1}; }
+  PAR_INLINE Range once_a_block(Word tasks) const { return {0, tasks, 1}; }
+  PAR_INLINE Range once_a_rank(Word tasks) const { return {0, tasks, 1}; }
 
   PAR_INLINE Unit read(const Request& request, Word i) const {
     const Word offset = i * Word{sizeof(Unit)};

@@ -40,7 +40,7 @@ PAR_INLINE void one_shot(Machine& machine, const Channel& channel, const Request
       PAR_UNROLL
       for (Word hop = 1; hop < kWorld; ++hop) machine.put(to[hop - 1] + i * kUnitPacks, unit);
     }
-    SignatureCheck<Machine> signatures(machine, about);
+    rearm(machine, channel, call);
     const Pack* from = about.area + kLinePacks;
     const Word stride = layout.stride;
     for (Word i = mine.first; i < mine.end; i += mine.step) {  // a second loop: a GPU lane runs it once, a CPU streams
@@ -52,7 +52,7 @@ PAR_INLINE void one_shot(Machine& machine, const Channel& channel, const Request
       }
       machine.write(request, i, sum_in_rank_order<Element>(got));
     }
-    failed = failed || !signatures.agrees(machine, about);
+    failed = failed || !signatures_agree(machine, about);
   }
 
   if (machine.any_failed(failed)) {  // every pack of a failed block is NaN, in this call and in all later ones
@@ -60,7 +60,6 @@ PAR_INLINE void one_shot(Machine& machine, const Channel& channel, const Request
     return;
   }
   machine.end_call(call, layout.used());
-  rearm(machine, channel, call);
 }
 
 }  // namespace pcie_allreduce

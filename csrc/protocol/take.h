@@ -83,7 +83,7 @@ PAR_INLINE bool take_all(Machine& machine, const Waiting& about, Stage stage, co
 template <class Machine>
 PAR_INLINE void send_signatures(Machine& machine, const Waiting& about) {
   const Channel& channel = about.channel;
-  const Range readers = machine.share(channel.world - 1);
+  const Range readers = machine.once_a_rank(channel.world - 1);
   for (Word index = readers.first; index < readers.end; index += readers.step) {
     const Word reader = source_of(index, channel.rank);
     machine.put(area_of(channel.slab[reader], about.call.phase, channel.area_packs) +
@@ -92,44 +92,32 @@ PAR_INLINE void send_signatures(Machine& machine, const Waiting& about) {
   }
 }
 
-// The sources whose signatures this lane answers for: every block checks them all, so that no block hands out sums of
-// another call's bytes. The first is asked for before the data is awaited, to keep the load off the path.
+// Every block checks the signatures of all sources, so that no block hands out sums of another call's bytes.
 template <class Machine>
-class SignatureCheck {
- public:
-  PAR_INLINE SignatureCheck(Machine& machine, const Waiting& about)
-      : sources_(machine.block_share(about.channel.world - 1)) {
-    if (sources_.first < sources_.end) early_ = machine.template peek<Pack>(about.area + sources_.first);
-  }
-
-  PAR_INLINE bool agrees(Machine& machine, const Waiting& about) {
-    Wait wait;
-    for (Word index = sources_.first; index < sources_.end; index += sources_.step) {
-      Pack theirs = index == sources_.first ? early_ : machine.template peek<Pack>(about.area + index);
-      while (!arrived(theirs)) {
-        const WaitVerdict verdict = machine.keep_waiting(wait, about.call);
-        theirs = machine.template peek<Pack>(about.area + index);
-        const Word source = source_of(index, about.channel.rank);
-        if (verdict != WaitVerdict::kGoOn && !arrived(theirs) &&
-            gives_up(machine, about, verdict, Stage::kSignature, 1u << source)) {
-          return false;
-        }
-      }
-      if (!same(theirs, about.signature)) {
-        machine.fault({Reason::kMismatch, Stage::kSignature, 1u << source_of(index, about.channel.rank), theirs},
-                      about.call);
+PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about) {
+  Wait wait;
+  const Range sources = machine.once_a_block(about.channel.world - 1);
+  for (Word index = sources.first; index < sources.end; index += sources.step) {
+    const Word source = 1u << source_of(index, about.channel.rank);
+    Pack theirs = machine.template peek<Pack>(about.area + index);
+    while (!arrived(theirs)) {
+      const WaitVerdict verdict = machine.keep_waiting(wait, about.call);
+      theirs = machine.template peek<Pack>(about.area + index);
+      if (verdict != WaitVerdict::kGoOn && !arrived(theirs) &&
+          gives_up(machine, about, verdict, Stage::kSignature, source)) {
         return false;
       }
     }
-    return true;
+    if (!same(theirs, about.signature)) {
+      machine.fault({Reason::kMismatch, Stage::kSignature, source, theirs}, about.call);
+      return false;
+    }
   }
+  return true;
+}
 
- private:
-  Range sources_;
-  Pack early_ = empty_pack();
-};
-
-// Invariant 4: exactly what the call before this one used; its words were all taken before any rank could begin this.
+// Invariant 4: exactly what the call before this one used, whose words were all taken before this call began. Done in the
+// shadow of the wait: behind the sends, before the first look.
 template <class Machine>
 PAR_INLINE void rearm(Machine& machine, const Channel& channel, const Call& call) {
   constexpr Word kUnitPacks = sizeof(typename Machine::Unit) / sizeof(Pack);
