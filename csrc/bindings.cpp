@@ -35,6 +35,12 @@ py::object describe(const FaultRecord* record) {
 
 std::vector<std::string> strings(const std::vector<py::bytes>& handles) { return {handles.begin(), handles.end()}; }
 
+// Ctrl-C while a call waits: the pending exception is raised when the call returns.
+bool interrupted() {
+  const py::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
 py::dict build_info() {
   py::dict info;
   info["version"] = PCIE_ALLREDUCE_VERSION;
@@ -76,8 +82,11 @@ PYBIND11_MODULE(_C, m) {
 
   using host::CpuChannel;
   py::class_<CpuChannel>(m, "CpuChannel")
-      .def(py::init<Word, Word, Word, double, double, bool>(), py::arg("rank"), py::arg("world"), py::arg("area_packs"),
-           py::arg("timeout"), py::arg("warmup_timeout"), py::arg("crowded"))
+      .def(py::init([](Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool crowded) {
+             return std::make_unique<CpuChannel>(rank, world, area_packs, timeout, warmup_timeout, crowded, interrupted);
+           }),
+           py::arg("rank"), py::arg("world"), py::arg("area_packs"), py::arg("timeout"), py::arg("warmup_timeout"),
+           py::arg("crowded"))
       .def("handle", [](const CpuChannel& channel) { return py::bytes(channel.handle()); })
       .def("open", [](CpuChannel& channel, const std::vector<py::bytes>& handles) { channel.open(strings(handles)); })
       .def("forget_names", &CpuChannel::forget_names)
@@ -85,10 +94,15 @@ PYBIND11_MODULE(_C, m) {
       .def(
           "all_reduce",
           [](CpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word algorithm, Word dtype) {
-            return channel.all_reduce(pointer<const void>(in), pointer<void>(out), bytes, static_cast<Algorithm>(algorithm),
-                               static_cast<Dtype>(dtype));
-          },
-          py::call_guard<py::gil_scoped_release>())
+            bool failed = false;
+            {
+              const py::gil_scoped_release others_run;
+              failed = channel.all_reduce(pointer<const void>(in), pointer<void>(out), bytes,
+                                          static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype));
+            }
+            if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+            return failed;
+          })
       .def("fault", [](const CpuChannel& channel) { return describe(channel.fault()); })
       .def("close", &CpuChannel::close);
 

@@ -10,7 +10,7 @@ from .errors import AllReduceTimeout, CallMismatch, ClosedError, PcieAllReduceEr
 ALGORITHMS = {0: "none", 1: "one_shot"}
 STAGES = {0: "signature", 1: "gather"}
 DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
-_TIMEOUT, _MISMATCH, _CLOSED = 1, 2, 3
+_MISMATCH, _CLOSED, _GONE, _INTERRUPTED = 2, 3, 4, 5
 
 
 def fault_error(fault: dict[str, Any], rank: int, world_size: int) -> PcieAllReduceError:
@@ -23,9 +23,16 @@ def fault_error(fault: dict[str, Any], rank: int, world_size: int) -> PcieAllRed
         return CallMismatch(_mismatch(fault, rank, missing, where) + told)
     if fault["reason"] == _CLOSED:
         return ClosedError(f"{_ranks(missing)} closed the communicator before {where} of rank {rank}{told}")
-    verb = "is" if len(missing) == 1 else "are"
-    message = f"rank {rank} waited {fault['waited']:.1f} s in {where}; {_ranks(missing)} {verb} missing{told}"
+    message = f"rank {rank} waited {fault['waited']:.1f} s in {where}; {_missing(fault['reason'], missing)}{told}"
     return AllReduceTimeout(message, rank=rank, missing=missing, stage=stage, call=fault["call"])
+
+
+def _missing(reason: int, missing: tuple[int, ...]) -> str:
+    if reason == _GONE:
+        return f"the process of {_ranks(missing)} has ended"
+    if reason == _INTERRUPTED:
+        return f"{_ranks(missing)} was interrupted while it waited"
+    return f"{_ranks(missing)} {'is' if len(missing) == 1 else 'are'} missing"
 
 
 def _mismatch(fault: dict[str, Any], rank: int, missing: tuple[int, ...], where: str) -> str:

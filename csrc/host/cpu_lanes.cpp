@@ -13,17 +13,17 @@ struct Elements {
   using BFloat16 = PAR_ISA::BFloat16;
 };
 
-void run_one_shot(const Channel& channel, const Request& request, bool crowded) {
+void run_one_shot(const Channel& channel, const Request& request, bool crowded, Watch& watch) {
   const ExactFloats exact;
-  Machine machine(channel, request, crowded);
+  Machine machine(channel, request, crowded, watch);
   dispatch<Elements>(kind_dtype(request.kind), channel.world, [&]<class Element, int kWorld>() {
     one_shot<Element, kWorld>(machine, channel, request);
   });
 }
 
-void run_exchange(const Channel& channel, Word* verdict, bool crowded) {
+void run_exchange(const Channel& channel, Word* verdict, bool crowded, Watch& watch) {
   const Request none{};
-  Machine machine(channel, none, crowded);
+  Machine machine(channel, none, crowded, watch);
   exchange_greetings(machine, channel, verdict);
 }
 

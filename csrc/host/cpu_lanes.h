@@ -5,9 +5,17 @@
 
 namespace pcie_allreduce::host {
 
+// What the host knows beside the mailboxes, asked for now and then while a lane waits.
+class Watch {
+ public:
+  virtual ~Watch() = default;
+  // Why waiting is pointless: a reason and whose fault it is, or kNone.
+  virtual Fault look() = 0;
+};
+
 struct CpuLanes {
-  void (*one_shot)(const Channel& channel, const Request& request, bool crowded);
-  void (*exchange)(const Channel& channel, Word* verdict, bool crowded);
+  void (*one_shot)(const Channel& channel, const Request& request, bool crowded, Watch& watch);
+  void (*exchange)(const Channel& channel, Word* verdict, bool crowded, Watch& watch);
   const char* name;
 };
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <stdexcept>
+#include <utility>
 
-#include "host/cpu_lanes.h"
 
 namespace pcie_allreduce::host {
 namespace {
@@ -20,8 +20,9 @@ std::vector<char> fresh_slab(Word area_packs) {
   return image;
 }
 
-CpuChannel::CpuChannel(Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool crowded)
-    : own_(SharedMemory::create(slab_bytes(area_packs))), crowded_(crowded) {
+CpuChannel::CpuChannel(Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool crowded,
+                       std::function<bool()> interrupted)
+    : own_(SharedMemory::create(slab_bytes(area_packs))), crowded_(crowded), interrupted_(std::move(interrupted)) {
   const std::vector<char> image = fresh_slab(area_packs);
   std::copy(image.begin(), image.end(), own_.data());
   channel_.slab[rank] = own_.data();
@@ -45,7 +46,7 @@ std::vector<Word> CpuChannel::exchange(double timeout) {
   Channel greeting = channel_;
   greeting.timeout_ns = greeting.warmup_timeout_ns = nanoseconds(timeout);
   std::vector<Word> verdict(kMaxWorld * kGreetingPacks, 0);
-  cpu_lanes().exchange(greeting, verdict.data(), crowded_);
+  cpu_lanes().exchange(greeting, verdict.data(), crowded_, *this);
   return verdict;
 }
 
@@ -55,8 +56,17 @@ bool CpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
   if (OneShotLayout(channel_.world, request.units()).used() > channel_.area_packs) {
     throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
   }
-  cpu_lanes().one_shot(channel_, request, crowded_);
+  cpu_lanes().one_shot(channel_, request, crowded_, *this);
   return record_.valid != 0;
+}
+
+Fault CpuChannel::look() {
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    if (!peers_[i].creator_gone()) continue;
+    return {Reason::kGone, Stage::kGather, 1u << source_of(static_cast<Word>(i), channel_.rank), {}};
+  }
+  if (interrupted_()) return {Reason::kInterrupted, Stage::kGather, 1u << channel_.rank, {}};
+  return {};
 }
 
 const FaultRecord* CpuChannel::fault() const {

@@ -1,11 +1,12 @@
 // The CPU executor: ranks are processes, their slabs lie in shared memory, and the calling thread is the rank's one lane.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "host/cpu_lanes.h"
 #include "host/shared_memory.h"
-#include "protocol/dispatch.h"
 
 namespace pcie_allreduce::host {
 
@@ -13,9 +14,11 @@ namespace pcie_allreduce::host {
 // reads as zero, and zero is valid data.
 std::vector<char> fresh_slab(Word area_packs);
 
-class CpuChannel {
+class CpuChannel : private Watch {
  public:
-  CpuChannel(Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool crowded);
+  // interrupted: asked now and then while a call waits; true ends the wait.
+  CpuChannel(Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool crowded,
+             std::function<bool()> interrupted);
 
   std::string handle() const { return own_.name(); }
   void open(const std::vector<std::string>& handles);  // one a rank; this rank's own is not opened
@@ -28,11 +31,14 @@ class CpuChannel {
   std::size_t bytes() const { return slab_bytes(channel_.area_packs); }
 
  private:
+  Fault look() override;
+
   SharedMemory own_;
   std::vector<SharedMemory> peers_;
   FaultRecord record_{};
   Channel channel_{};
   bool crowded_;
+  std::function<bool()> interrupted_;
 };
 
 }  // namespace pcie_allreduce::host

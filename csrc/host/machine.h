@@ -10,6 +10,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "host/cpu_lanes.h"
 #include "host/element.h"
 #include "protocol/dispatch.h"
 #include "protocol/report.h"
@@ -64,8 +65,11 @@ class Machine {
  public:
   using Unit = PAR_ISA::Unit;
 
-  Machine(const Channel& channel, const Request& request, bool crowded)
-      : channel_(channel), request_(request), state_(control_of(channel.slab[channel.rank])->block[0]),
+  Machine(const Channel& channel, const Request& request, bool crowded, Watch& watch)
+      : channel_(channel),
+        request_(request),
+        watch_(watch),
+        state_(control_of(channel.slab[channel.rank])->block[0]),
         spins_(crowded ? 64 : 4096) {}
 
   Call begin_call() {
@@ -144,20 +148,35 @@ class Machine {
       if (aborts(Access::load(&word), call.number)) return WaitVerdict::kAborted;
     }
     if (waited_ns_ > deadline_ns_) return WaitVerdict::kOutOfTime;
+    if (waited_ns_ > next_watch_ns_) {
+      next_watch_ns_ = waited_ns_ + kWatchEveryNs;
+      known_ = watch_.look();
+      if (known_.reason != Reason::kNone) return WaitVerdict::kOutOfTime;
+    }
     sched_yield();
     return WaitVerdict::kLook;
   }
   PAR_COLD void fault(const Fault& fault, const Call& call) {
-    publish_fault<Access>(channel_, kind_algorithm(request_.kind), call.number, fault, waited_ns_);
+    Fault told = fault;
+    if (known_.reason != Reason::kNone) {
+      told.reason = known_.reason;
+      told.missing = known_.missing;
+    }
+    publish_fault<Access>(channel_, kind_algorithm(request_.kind), call.number, told, waited_ns_);
   }
 
  private:
+  static constexpr std::uint64_t kWatchEveryNs = 20'000'000;
+
   const Channel& channel_;
   const Request& request_;
+  Watch& watch_;
   BlockState& state_;
   Word spins_;
   std::uint64_t deadline_ns_ = 0;
   std::uint64_t waited_ns_ = 0;
+  std::uint64_t next_watch_ns_ = kWatchEveryNs;
+  Fault known_{};
 };
 
 }  // namespace pcie_allreduce::host::PAR_ISA

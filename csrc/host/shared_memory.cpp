@@ -46,7 +46,6 @@ std::string random_name() {
 char* map(int fd, std::size_t bytes, const std::string& name) {
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) fail("mapping " + std::to_string(bytes) + " bytes of shared memory " + name);
-  ::madvise(data, bytes, MADV_DONTFORK);  // a forked child is not this rank and must not act as it
   return static_cast<char*>(data);
 }
 

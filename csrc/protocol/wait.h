@@ -13,6 +13,8 @@ enum class Reason : Word {
   kTimeout = 1,   // `missing` has not sent within the deadline
   kMismatch = 2,  // `missing` made another call: `theirs` is its signature
   kClosed = 3,    // `missing` closed its communicator before this call
+  kGone = 4,      // the process of `missing` has ended
+  kInterrupted = 5,  // `missing` was interrupted by its user while it waited
 };
 
 // Calls that may wait warmup_timeout: a rank may compile for minutes before it is in step with the others.
