@@ -72,8 +72,8 @@ py::dict build_info() {
 
 PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info);
-  m.def("one_shot_area_packs", [](Word world, Word bytes) {
-    return OneShotLayout(world, Request{nullptr, nullptr, bytes, 0, false}.units()).used();
+  m.def("packs_used", [](Word algorithm, Word dtype, Word world, Word bytes) {
+    return packs_used(static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype), world, bytes);
   });
   m.def("slab_bytes", &slab_bytes);
   m.attr("MAX_WORLD") = kMaxWorld;
@@ -90,6 +90,7 @@ PYBIND11_MODULE(_C, m) {
       .def("handle", [](const CpuChannel& channel) { return py::bytes(channel.handle()); })
       .def("open", [](CpuChannel& channel, const std::vector<py::bytes>& handles) { channel.open(strings(handles)); })
       .def("forget_names", &CpuChannel::forget_names)
+      .def("set_islands", &CpuChannel::set_islands)
       .def("exchange", &CpuChannel::exchange, py::call_guard<py::gil_scoped_release>())
       .def(
           "all_reduce",
@@ -114,6 +115,7 @@ PYBIND11_MODULE(_C, m) {
       .def("handle", [](const GpuChannel& channel) { return py::bytes(channel.handle()); })
       .def("open", [](GpuChannel& channel, const std::vector<py::bytes>& handles) { channel.open(strings(handles)); })
       .def("forget_names", &GpuChannel::forget_names)
+      .def("set_islands", &GpuChannel::set_islands)
       .def("exchange", &GpuChannel::exchange, py::call_guard<py::gil_scoped_release>())
       .def("all_reduce",
            [](GpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word algorithm, Word dtype,

@@ -113,7 +113,7 @@ class Communicator:
             device=self.device.type,
             device_id=_device_id(self.device),
             max_bytes=self.max_bytes,
-            area_packs=_C.one_shot_area_packs(self.world_size, self.max_bytes),
+            area_packs=_C.packs_used(1, 0, self.world_size, self.max_bytes),
             transport=transport,
             algorithm=algorithm,
             timeout=timeout,

@@ -7,8 +7,8 @@ from typing import Any
 from .errors import AllReduceTimeout, CallMismatch, ClosedError, PcieAllReduceError
 
 # Codes of csrc/protocol/wait.h and dispatch.h.
-ALGORITHMS = {0: "none", 1: "one_shot"}
-STAGES = {0: "signature", 1: "gather"}
+ALGORITHMS = {0: "none", 1: "one_shot", 2: "two_shot", 3: "island"}
+STAGES = {0: "signature", 1: "gather", 2: "scatter", 3: "cross"}
 DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
 _MISMATCH, _CLOSED, _GONE, _INTERRUPTED = 2, 3, 4, 5
 

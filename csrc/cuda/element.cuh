@@ -18,11 +18,25 @@ __device__ __forceinline__ To bits_as(const From& from) {
   return to;
 }
 
-struct Float32 {
-  static constexpr Word kBytes = 4;
+template <int kUnits>
+struct Partial {
+  static constexpr int kPartialUnits = kUnits;
   struct Sum {
-    float value[4] = {};
+    float value[4 * kUnits] = {};
   };
+  // A partial sum in float32, as it travels between islands.
+  __device__ __forceinline__ static void partial(const Sum& sum, Pack (&parts)[kPartialUnits]) {
+#pragma unroll
+    for (int w = 0; w < 4 * kPartialUnits; ++w) parts[w / 4].word[w % 4] = __float_as_uint(sum.value[w]);
+  }
+  __device__ __forceinline__ static void add_partial(Sum& sum, const Pack (&parts)[kPartialUnits]) {
+#pragma unroll
+    for (int w = 0; w < 4 * kPartialUnits; ++w) sum.value[w] += __uint_as_float(parts[w / 4].word[w % 4]);
+  }
+};
+
+struct Float32 : Partial<1> {
+  static constexpr Word kBytes = 4;
   __device__ __forceinline__ static void add(Sum& sum, const Pack& pack) {
 #pragma unroll
     for (int w = 0; w < 4; ++w) sum.value[w] += __uint_as_float(pack.word[w]);
@@ -37,11 +51,9 @@ struct Float32 {
 };
 
 template <class Half>
-struct Pairs {
+struct Pairs : Partial<2> {
+  using Sum = Partial<2>::Sum;
   static constexpr Word kBytes = 2;
-  struct Sum {
-    float value[8] = {};
-  };
   __device__ __forceinline__ static void add(Sum& sum, const Pack& pack) {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {

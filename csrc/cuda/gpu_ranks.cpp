@@ -91,7 +91,6 @@ void GpuChannel::order_behind_last_stream(cudaStream_t stream) {
 
 bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype, unsigned blocks,
                             unsigned threads, cudaStream_t stream) {
-  if (algorithm != Algorithm::kOneShot) throw std::invalid_argument("this build's GPU ranks serve one-shot only");
   if (blocks == 0 || blocks > kMaxBlocks || threads == 0 || threads > kMaxThreads) {
     throw std::invalid_argument("launch shape " + std::to_string(blocks) + " x " + std::to_string(threads) +
                                 " is not within " + std::to_string(kMaxBlocks) + " x " + std::to_string(kMaxThreads));
@@ -100,7 +99,7 @@ bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
   const DeviceScope scope(device_);
   const bool captured = captures(stream);
   const CallParams params{channel_, {in, out, bytes, signature_kind(algorithm, dtype), captured}};
-  if (OneShotLayout(channel_.world, params.request.units()).used() > channel_.area_packs) {
+  if (packs_used(algorithm, dtype, channel_.world, bytes) > channel_.area_packs) {
     throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
   }
   const bool ragged = (reinterpret_cast<std::uintptr_t>(in) | reinterpret_cast<std::uintptr_t>(out) | bytes) %
@@ -108,7 +107,8 @@ bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
                       0;
   // Inside a capture the order among streams is the graph's, and the event below would become part of it.
   if (!captured) order_behind_last_stream(stream);
-  require(launch_one_shot(params, dtype, ragged, {blocks, threads, dependent_launch_}, stream), "launching one-shot");
+  const void* kernel = kernel_of(algorithm, dtype, channel_.world, ragged);
+  require(launch(kernel, params, {blocks, threads, dependent_launch_}, stream), "launching an all-reduce");
   if (!captured) require(cudaEventRecord(last_call_, stream), "recording an event");
   return false;
 }
@@ -150,7 +150,7 @@ int GpuChannel::resident_blocks(unsigned threads) const {
   int multiprocessors = 0;
   int blocks = 0;
   require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device_), "counting multiprocessors");
-  require(one_shot_blocks_per_multiprocessor(channel_.world, threads, &blocks), "asking for the kernels' occupancy");
+  require(blocks_per_multiprocessor(channel_.world, threads, &blocks), "asking for the kernels' occupancy");
   return multiprocessors * blocks;
 }
 

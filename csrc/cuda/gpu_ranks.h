@@ -19,6 +19,7 @@ class GpuChannel {
   std::string handle() const;                          // of the slab and of the presence
   void open(const std::vector<std::string>& handles);  // one a rank; this rank's own is not opened
   void forget_names() { presence_.unlink(); }
+  void set_islands(Word first) { channel_.islands = islands_of(first, channel_.world, channel_.rank); }
   std::vector<Word> exchange(double timeout);          // Greeting of kMaxWorld x kGreetingPacks; waits for the GPU
   // True: an earlier call has failed, and nothing was launched.
   bool all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype, unsigned blocks,

@@ -16,16 +16,21 @@ struct CallParams {
 struct LaunchShape {
   unsigned blocks;
   unsigned threads;  // that move data; the launcher adds the stewards
-  bool dependent;  // programmatic dependent launch: the grid starts while its predecessor ends (sm_90 and later)
+  bool dependent;    // programmatic dependent launch: the grid starts while its predecessor ends (sm_90 and later)
 };
 
 constexpr unsigned kMaxThreads = 256;  // that move data
 constexpr unsigned kStewards = 32;     // the last warp: signatures, state
 
-cudaError_t launch_one_shot(const CallParams& params, Dtype dtype, bool ragged, const LaunchShape& shape,
-                            cudaStream_t stream);
-// Blocks of `threads` (and the stewards) that one multiprocessor holds of the kernel with the largest footprint of this world.
-cudaError_t one_shot_blocks_per_multiprocessor(Word world, unsigned threads, int* blocks);
+// A kernel takes CallParams. ragged: the caller's memory is not 16-byte aligned or not a whole number of packs.
+const void* one_shot_kernel(Dtype dtype, Word world, bool ragged);
+const void* two_shot_kernel(Dtype dtype, Word world, bool ragged);
+const void* island_kernel(Dtype dtype, Word world, bool ragged);  // worlds 4, 6 and 8
+const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, bool ragged);
+
+cudaError_t launch(const void* kernel, const CallParams& params, const LaunchShape& shape, cudaStream_t stream);
+// Blocks of `threads` (and the stewards) that one multiprocessor holds of whichever kernel of this world is largest.
+cudaError_t blocks_per_multiprocessor(Word world, unsigned threads, int* blocks);
 
 // verdict: kMaxWorld * kGreetingPacks words of mapped host memory.
 cudaError_t launch_exchange(const Channel& channel, Word* verdict, cudaStream_t stream);

@@ -130,7 +130,7 @@ class Machine {
     if (aborted) return WaitVerdict::kAborted;
     const std::uint64_t deadline =
         state_.settled < kWarmupCalls ? channel_.warmup_timeout_ns : channel_.timeout_ns;
-    return waited_ns_ > deadline ? WaitVerdict::kOutOfTime : WaitVerdict::kLook;
+    return waited_ns_ > deadline + wait.grace ? WaitVerdict::kOutOfTime : WaitVerdict::kLook;
 #endif
   }
   __device__ __forceinline__ void fault(const Fault& fault, const Call& call) {

@@ -2,7 +2,9 @@
 
 #include "host/machine.h"
 #include "protocol/exchange.h"
+#include "protocol/island.h"
 #include "protocol/one_shot.h"
+#include "protocol/two_shot.h"
 
 namespace pcie_allreduce::host::PAR_ISA {
 namespace {
@@ -13,11 +15,24 @@ struct Elements {
   using BFloat16 = PAR_ISA::BFloat16;
 };
 
-void run_one_shot(const Channel& channel, const Request& request, bool crowded, Watch& watch) {
+void run_all_reduce(const Channel& channel, const Request& request, bool crowded, Watch& watch) {
   const ExactFloats exact;
   Machine machine(channel, request, crowded, watch);
-  dispatch<Elements>(kind_dtype(request.kind), channel.world, [&]<class Element, int kWorld>() {
-    one_shot<Element, kWorld>(machine, channel, request);
+  dispatch<Elements>(kind_dtype(request.kind), [&]<class Element>() {
+    switch (kind_algorithm(request.kind)) {
+      case Algorithm::kTwoShot:
+        return dispatch_world<Element>(channel.world, [&]<class, int kWorld>() {
+          two_shot<Element, kWorld>(machine, channel, request);
+        });
+      case Algorithm::kIsland:
+        return dispatch_half<Element>(channel.world, [&]<class, int kHalf>() {
+          island<Element, kHalf>(machine, channel, request);
+        });
+      default:
+        return dispatch_world<Element>(channel.world, [&]<class, int kWorld>() {
+          one_shot<Element, kWorld>(machine, channel, request);
+        });
+    }
   });
 }
 
@@ -32,6 +47,6 @@ void run_exchange(const Channel& channel, Word* verdict, bool crowded, Watch& wa
 
 }  // namespace
 
-extern const CpuLanes lanes = {run_one_shot, run_exchange, PAR_NAME(PAR_ISA)};
+extern const CpuLanes lanes = {run_all_reduce, run_exchange, PAR_NAME(PAR_ISA)};
 
 }  // namespace pcie_allreduce::host::PAR_ISA

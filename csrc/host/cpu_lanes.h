@@ -14,7 +14,7 @@ class Watch {
 };
 
 struct CpuLanes {
-  void (*one_shot)(const Channel& channel, const Request& request, bool crowded, Watch& watch);
+  void (*all_reduce)(const Channel& channel, const Request& request, bool crowded, Watch& watch);
   void (*exchange)(const Channel& channel, Word* verdict, bool crowded, Watch& watch);
   const char* name;
 };

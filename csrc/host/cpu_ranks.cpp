@@ -51,12 +51,11 @@ std::vector<Word> CpuChannel::exchange(double timeout) {
 }
 
 bool CpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype) {
-  if (algorithm != Algorithm::kOneShot) throw std::invalid_argument("this build's CPU ranks serve one-shot only");
   const Request request{in, out, bytes, signature_kind(algorithm, dtype), false};
-  if (OneShotLayout(channel_.world, request.units()).used() > channel_.area_packs) {
+  if (packs_used(algorithm, dtype, channel_.world, bytes) > channel_.area_packs) {
     throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
   }
-  cpu_lanes().one_shot(channel_, request, crowded_, *this);
+  cpu_lanes().all_reduce(channel_, request, crowded_, *this);
   return record_.valid != 0;
 }
 

@@ -23,6 +23,7 @@ class CpuChannel : private Watch {
   std::string handle() const { return own_.name(); }
   void open(const std::vector<std::string>& handles);  // one a rank; this rank's own is not opened
   void forget_names() { own_.unlink(); }
+  void set_islands(Word first) { channel_.islands = islands_of(first, channel_.world, channel_.rank); }
   std::vector<Word> exchange(double timeout);  // Greeting of kMaxWorld x kGreetingPacks
   bool all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype);  // true: it failed
   const FaultRecord* fault() const;

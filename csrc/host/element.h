@@ -24,7 +24,9 @@ PAR_INLINE Unit filled(Words words) {
   return unit;
 }
 
+// A partial sum in float32, as it travels between islands: kPartialUnits units.
 struct Float32 {
+  static constexpr int kPartialUnits = 1;
   struct Sum {
     Floats value[kParts]{};
   };
@@ -39,6 +41,10 @@ struct Float32 {
     }
     return unit;
   }
+  PAR_INLINE static void partial(const Sum& sum, Unit (&parts)[kPartialUnits]) {
+    for (int p = 0; p < kParts; ++p) parts[0].part[p] = as_words(sum.value[p]);
+  }
+  PAR_INLINE static void add_partial(Sum& sum, const Unit (&parts)[kPartialUnits]) { add(sum, parts[0]); }
   PAR_INLINE static Unit nan() { return filled(every(0x7FFF'FFFFu)); }
 };
 
@@ -46,6 +52,7 @@ struct Float32 {
 // the high 16 bits, round to nearest even, any NaN to 0x7FFF, the low 16 bits zero).
 template <class Half>
 struct Pairs {
+  static constexpr int kPartialUnits = 2;
   struct Sum {
     Floats even[kParts]{}, odd[kParts]{};
   };
@@ -59,6 +66,18 @@ struct Pairs {
     Unit unit;
     for (int p = 0; p < kParts; ++p) unit.part[p] = one_zero((Half::narrow(sum.even[p]) >> 16) | Half::narrow(sum.odd[p]));
     return unit;
+  }
+  PAR_INLINE static void partial(const Sum& sum, Unit (&parts)[kPartialUnits]) {
+    for (int p = 0; p < kParts; ++p) {
+      parts[0].part[p] = as_words(sum.even[p]);
+      parts[1].part[p] = as_words(sum.odd[p]);
+    }
+  }
+  PAR_INLINE static void add_partial(Sum& sum, const Unit (&parts)[kPartialUnits]) {
+    for (int p = 0; p < kParts; ++p) {
+      sum.even[p] += as_floats(parts[0].part[p]);
+      sum.odd[p] += as_floats(parts[1].part[p]);
+    }
   }
   PAR_INLINE static Unit nan() { return filled(every(0x7FFF'7FFFu)); }
 

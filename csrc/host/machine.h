@@ -147,7 +147,7 @@ class Machine {
     for (const Word& word : control->abort) {
       if (aborts(Access::load(&word), call.number)) return WaitVerdict::kAborted;
     }
-    if (waited_ns_ > deadline_ns_) return WaitVerdict::kOutOfTime;
+    if (waited_ns_ > deadline_ns_ + wait.grace) return WaitVerdict::kOutOfTime;
     if (waited_ns_ > next_watch_ns_) {
       next_watch_ns_ = waited_ns_ + kWatchEveryNs;
       known_ = watch_.look();

@@ -6,15 +6,47 @@
 
 namespace pcie_allreduce {
 
+// Two groups of equally many ranks. A place is an index inside an island, in the order of ranks.
+struct Islands {
+  Word mates[kMaxWorld / 2];  // ranks of this rank's island, by place
+  Word place;                 // this rank's own
+  Word partner;               // the rank of the other island at the same place
+};
+
+// `first`: bit r for each rank r of either island, world / 2 of them.
+inline Islands islands_of(Word first, Word world, Word rank) {
+  const Word own = (first >> rank & 1u) != 0 ? first : ~first & ((1u << world) - 1u);
+  Islands islands{};
+  Word places[2] = {0, 0};
+  Word by_place[2][kMaxWorld] = {};
+  for (Word r = 0; r < world; ++r) {
+    const int other = (own >> r & 1u) != 0 ? 0 : 1;
+    if (r == rank) islands.place = places[0];
+    by_place[other][places[other]++] = r;
+  }
+  for (Word place = 0; place < world / 2; ++place) islands.mates[place] = by_place[0][place];
+  islands.partner = by_place[1][islands.place];
+  return islands;
+}
+
 struct Channel {
   char* slab[kMaxWorld];  // every rank's slab as this rank sees it; [rank] is its own
   FaultRecord* record;
   Word rank;
   Word world;
   Word area_packs;
+  Islands islands;
   std::uint64_t timeout_ns;
   std::uint64_t warmup_timeout_ns;
 };
+
+enum class Dtype : Word { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
+
+PAR_INLINE constexpr Word signature_kind(Algorithm algorithm, Dtype dtype) {
+  return (kLayoutVersion << 16) | (static_cast<Word>(algorithm) << 8) | static_cast<Word>(dtype);
+}
+PAR_INLINE constexpr Algorithm kind_algorithm(Word kind) { return static_cast<Algorithm>((kind >> 8) & 0xFFu); }
+PAR_INLINE constexpr Dtype kind_dtype(Word kind) { return static_cast<Dtype>(kind & 0xFFu); }
 
 struct Request {
   const void* in;

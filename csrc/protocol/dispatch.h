@@ -8,15 +8,17 @@
 
 namespace pcie_allreduce {
 
-enum class Dtype : Word { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
-
-PAR_INLINE constexpr Word signature_kind(Algorithm algorithm, Dtype dtype) {
-  return (kLayoutVersion << 16) | (static_cast<Word>(algorithm) << 8) | static_cast<Word>(dtype);
+// Packs of a mailbox phase that a call uses.
+inline Word packs_used(Algorithm algorithm, Dtype dtype, Word world, Word bytes) {
+  const Word packs = Request{nullptr, nullptr, bytes, 0, false}.units();
+  switch (algorithm) {
+    case Algorithm::kOneShot: return OneShotLayout(world, packs).used();
+    case Algorithm::kTwoShot: return TwoShotLayout(world, packs).used();
+    case Algorithm::kIsland: return IslandLayout(world, packs, dtype == Dtype::kFloat32 ? 1 : 2).used();
+    default: throw std::invalid_argument("algorithm code " + std::to_string(static_cast<Word>(algorithm)) + " is not 1 to 3");
+  }
 }
-PAR_INLINE constexpr Algorithm kind_algorithm(Word kind) { return static_cast<Algorithm>((kind >> 8) & 0xFFu); }
-PAR_INLINE constexpr Dtype kind_dtype(Word kind) { return static_cast<Dtype>(kind & 0xFFu); }
 
-// visit.template operator()<Element, kWorld>(), with Element out of `Elements` {Float32, Float16, BFloat16}.
 template <class Element, class Visit>
 auto dispatch_world(Word world, Visit&& visit) {
   switch (world) {
@@ -31,12 +33,23 @@ auto dispatch_world(Word world, Visit&& visit) {
   }
 }
 
+template <class Element, class Visit>
+auto dispatch_half(Word world, Visit&& visit) {
+  switch (world) {
+    case 4: return visit.template operator()<Element, 2>();
+    case 6: return visit.template operator()<Element, 3>();
+    case 8: return visit.template operator()<Element, 4>();
+    default: throw std::invalid_argument("world size " + std::to_string(world) + " does not make two islands of 2 to 4");
+  }
+}
+
+// visit.template operator()<Element>(), with Element out of `Elements` {Float32, Float16, BFloat16}.
 template <class Elements, class Visit>
-auto dispatch(Dtype dtype, Word world, Visit&& visit) {
+auto dispatch(Dtype dtype, Visit&& visit) {
   switch (dtype) {
-    case Dtype::kFloat32: return dispatch_world<typename Elements::Float32>(world, visit);
-    case Dtype::kFloat16: return dispatch_world<typename Elements::Float16>(world, visit);
-    case Dtype::kBFloat16: return dispatch_world<typename Elements::BFloat16>(world, visit);
+    case Dtype::kFloat32: return visit.template operator()<typename Elements::Float32>();
+    case Dtype::kFloat16: return visit.template operator()<typename Elements::Float16>();
+    case Dtype::kBFloat16: return visit.template operator()<typename Elements::BFloat16>();
     default: throw std::invalid_argument("dtype code " + std::to_string(static_cast<Word>(dtype)) + " is not 0 to 2");
   }
 }

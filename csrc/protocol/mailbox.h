@@ -74,9 +74,48 @@ struct OneShotLayout {
   }
   PAR_INLINE constexpr Word used() const { return kLinePacks + (world - 1) * stride; }
 };
+
+// Shards to their owners, then the owners' sums to everyone. Shards are whole lines; the last ones may be short or empty.
+struct TwoShotLayout {
+  Word world;
+  Word shard;  // packs
+
+  PAR_INLINE constexpr TwoShotLayout(Word world_size, Word packs)
+      : world(world_size), shard(whole_lines((packs + world_size - 1) / world_size)) {}
+  PAR_INLINE constexpr Word scatter(Word source, Word owner) const {
+    return kLinePacks + source_index(source, owner) * shard;
+  }
+  PAR_INLINE constexpr Word gather(Word owner, Word reader) const {
+    return kLinePacks + (world - 1 + source_index(owner, reader)) * shard;
+  }
+  PAR_INLINE constexpr Word used() const { return kLinePacks + 2 * (world - 1) * shard; }
+};
+
+// Two islands of half the ranks: shards to their owners inside the island, float32 partial sums across to the owner's
+// partner, sums to everyone inside the island. Indices are those inside an island.
+struct IslandLayout {
+  Word half;    // ranks in an island
+  Word shard;   // packs
+  Word spread;  // packs of float32 that a pack becomes: 1 or 2
+
+  PAR_INLINE constexpr IslandLayout(Word world_size, Word packs, Word float_packs)
+      : half(world_size / 2), shard(whole_lines((packs + half - 1) / half)), spread(float_packs) {}
+  PAR_INLINE constexpr Word scatter(Word source, Word owner) const {
+    return kLinePacks + source_index(source, owner) * shard;
+  }
+  PAR_INLINE constexpr Word cross() const { return kLinePacks + (half - 1) * shard; }
+  PAR_INLINE constexpr Word gather(Word owner, Word reader) const {
+    return cross() + (spread + source_index(owner, reader)) * shard;
+  }
+  PAR_INLINE constexpr Word used() const { return cross() + (spread + half - 1) * shard; }
+};
+
 static_assert(kMaxWorld - 1 <= kLinePacks, "one signature a source, all in the first line");
 static_assert(OneShotLayout(8, 2688).used() == 8 + 7 * 2688, "43,008 bytes over 8 ranks");
 static_assert(OneShotLayout(2, 1).slot(1, 0) == 8, "the reader's own slot does not exist");
+static_assert(TwoShotLayout(8, 2688).shard == 336 && TwoShotLayout(8, 2688).used() == 8 + 14 * 336, "75 KB a rank");
+static_assert(TwoShotLayout(8, 1).shard == kLinePacks, "one pack: the other shards are empty, not shorter");
+static_assert(IslandLayout(8, 2688, 2).used() == 8 + 8 * 672, "2 x 4 ranks, 43,008 bytes of a 16-bit type");
 
 PAR_INLINE Control* control_of(char* slab) { return reinterpret_cast<Control*>(slab); }
 PAR_INLINE Pack* greeting_of(char* slab) { return reinterpret_cast<Pack*>(slab + kGreetingOffset); }

@@ -6,14 +6,6 @@
 
 namespace pcie_allreduce {
 
-template <class Element, int kWorld, class Unit>
-PAR_INLINE Unit sum_in_rank_order(const Unit (&got)[kWorld]) {
-  typename Element::Sum sum;  // starts at +0.0f, so it never ends at -0.0f
-  PAR_UNROLL
-  for (int source = 0; source < kWorld; ++source) Element::add(sum, got[source]);
-  return Element::rounded(sum);
-}
-
 template <class Element, int kWorld, class Machine>
 PAR_INLINE void one_shot(Machine& machine, const Channel& channel, const Request& given) {
   using Unit = typename Machine::Unit;
@@ -41,12 +33,12 @@ PAR_INLINE void one_shot(Machine& machine, const Channel& channel, const Request
       for (Word hop = 1; hop < kWorld; ++hop) machine.put(to[hop - 1] + i * kUnitPacks, unit);
     }
     rearm(machine, channel, call);
-    const Pack* from = about.area + kLinePacks;
-    const Word stride = layout.stride;
+    const Slots slots{about.area + kLinePacks, layout.stride, rank};
     for (Word i = mine.first; i < mine.end; i += mine.step) {  // a second loop: a GPU lane runs it once, a CPU streams
       Unit got[kWorld];
       const Unit own = encoded(machine.read(request, i));
-      if (!take_all(machine, about, Stage::kGather, from + i * kUnitPacks, stride, rank, own, got)) {
+      const Slots here{slots.first + i * kUnitPacks, slots.stride, rank};
+      if (!take_all(machine, about, Stage::kGather, here, own, got)) {
         failed = true;
         break;
       }

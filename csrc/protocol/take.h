@@ -14,6 +14,17 @@ struct Waiting {
   const Call& call;
   Pack signature;    // what every rank must have sent
   const Pack* area;  // this rank's packs of this phase; signatures stand first in it
+
+  // The ranks behind a mask of sources, which island counts by their place.
+  PAR_INLINE Word ranks(Stage stage, Word sources) const {
+    if (kind_algorithm(request.kind) != Algorithm::kIsland) return sources;
+    if (stage == Stage::kCross) return 1u << channel.islands.partner;
+    Word ranks = 0;
+    for (Word place = 0; place < channel.world / 2; ++place) {
+      if (sources >> place & 1u) ranks |= 1u << channel.islands.mates[place];
+    }
+    return ranks;
+  }
 };
 
 template <class Machine>
@@ -22,12 +33,24 @@ PAR_INLINE Waiting waiting_for(Machine&, const Channel& channel, const Request& 
   return {channel, request, call, mine.pack(), area_of(channel.slab[channel.rank], call.phase, channel.area_packs)};
 }
 
+// Sources of this call that have not even sent their signature.
+template <class Machine>
+PAR_COLD Word never_came(Machine& machine, const Waiting& about) {
+  Word absent = 0;
+  for (Word index = 0; index < about.channel.world - 1; ++index) {
+    if (!arrived(machine.template peek<Pack>(about.area + index))) absent |= 1u << source_of(index, about.channel.rank);
+  }
+  return absent;
+}
+
 // True when the lane must give up on the sources in `missing`. Not on the path of a call whose peers are in time.
 template <class Machine>
 PAR_COLD bool gives_up(Machine& machine, const Waiting& about, WaitVerdict verdict, Stage stage, Word missing) {
   if (verdict != WaitVerdict::kLook) {
-    machine.fault({verdict == WaitVerdict::kAborted ? Reason::kNone : Reason::kTimeout, stage, missing, {}},
-                  about.call);
+    // An owner that waits for others sends no sums either: whoever has not come at all is to blame before it.
+    const Word absent = never_came(machine, about);
+    const Reason reason = verdict == WaitVerdict::kAborted ? Reason::kNone : Reason::kTimeout;
+    machine.fault({reason, stage, absent != 0 ? absent : missing, {}}, about.call);
     return true;
   }
   const Word rank = about.channel.rank;
@@ -42,42 +65,68 @@ PAR_COLD bool gives_up(Machine& machine, const Waiting& about, WaitVerdict verdi
   return false;
 }
 
-// Looks at the packs of the sources in `missing`, all at once, and keeps what has arrived. What is still missing.
-template <int kWorld, class Machine, class Unit = typename Machine::Unit>
-PAR_INLINE Word look(Machine& machine, Word missing, Word rank, const Pack* slots, Word stride, Unit (&got)[kWorld]) {
+// Slots of several sources, in the order of their ranks without the reader's own.
+struct Slots {
+  const Pack* first;
+  Word stride;
+  Word reader;  // rank, or place in an island
+  PAR_INLINE const Pack* of(Word source) const { return first + source_index(source, reader) * stride; }
+};
+
+// Looks at the slots of the sources in `missing`, all at once, and keeps what has arrived. What is still missing. The
+// other elements of `got` hold units that have arrived, so that no test depends on a mask.
+template <int kSources, class Machine, class Unit = typename Machine::Unit>
+PAR_INLINE Word look(Machine& machine, Word missing, Slots slots, Unit (&got)[kSources]) {
   PAR_UNROLL
-  for (Word source = 0; source < kWorld; ++source) {
-    if (missing >> source & 1u) got[source] = machine.template peek<Unit>(slots + source_index(source, rank) * stride);
+  for (Word source = 0; source < kSources; ++source) {
+    if (missing >> source & 1u) got[source] = machine.template peek<Unit>(slots.of(source));
   }
   Word still = missing;
   PAR_UNROLL
-  for (Word source = 0; source < kWorld; ++source) {
+  for (Word source = 0; source < kSources; ++source) {
     if (arrived(got[source])) still &= ~(1u << source);
   }
   return still;
 }
 
-template <int kWorld, class Machine, class Unit = typename Machine::Unit>
-PAR_COLD bool wait_for(Machine& machine, const Waiting& about, Stage stage, Word missing, const Pack* slots,
-                       Word stride, Unit (&got)[kWorld]) {
-  Wait wait;
+template <int kSources, class Machine, class Unit = typename Machine::Unit>
+PAR_COLD bool wait_for(Machine& machine, const Waiting& about, Stage stage, Word missing, Slots slots,
+                       Unit (&got)[kSources]) {
+  Wait wait(stage);
   while (missing != 0) {
     const WaitVerdict verdict = machine.keep_waiting(wait, about.call);
-    missing = look(machine, missing, about.channel.rank, slots, stride, got);  // also after the deadline: data wins
-    if (verdict != WaitVerdict::kGoOn && missing != 0 && gives_up(machine, about, verdict, stage, missing)) return false;
+    missing = look(machine, missing, slots, got);  // also after the deadline: data wins
+    if (verdict != WaitVerdict::kGoOn && missing != 0 && gives_up(machine, about, verdict, stage, about.ranks(stage, missing))) {
+      return false;
+    }
   }
   return true;
 }
 
-// One unit of every source but this rank, at slots + index * stride, and `own`. False: the call has failed.
-template <int kWorld, class Machine, class Unit = typename Machine::Unit>
-PAR_INLINE bool take_all(Machine& machine, const Waiting& about, Stage stage, const Pack* slots, Word stride,
-                         Word rank, const Unit& own, Unit (&got)[kWorld]) {
+// One unit of every source in `awaited`. False: the call has failed.
+template <int kSources, class Machine, class Unit = typename Machine::Unit>
+PAR_INLINE bool take(Machine& machine, const Waiting& about, Stage stage, Word awaited, Slots slots,
+                     Unit (&got)[kSources]) {
+  const Word missing = look(machine, awaited, slots, got);
+  if (missing == 0) [[likely]] return true;
+  return wait_for(machine, about, stage, missing, slots, got);
+}
+
+// The same of every source but the reader, whose own unit stands among them.
+template <int kSources, class Machine, class Unit = typename Machine::Unit>
+PAR_INLINE bool take_all(Machine& machine, const Waiting& about, Stage stage, Slots slots, const Unit& own,
+                         Unit (&got)[kSources]) {
   PAR_UNROLL
-  for (Word source = 0; source < kWorld; ++source) got[source] = own;  // [rank] is; the others are overwritten
-  const Word others = ((1u << kWorld) - 1u) & ~(1u << rank);
-  const Word missing = look(machine, others, rank, slots, stride, got);
-  return missing == 0 || wait_for(machine, about, stage, missing, slots, stride, got);
+  for (Word source = 0; source < kSources; ++source) got[source] = own;  // [reader] is; the others are overwritten
+  return take(machine, about, stage, ((1u << kSources) - 1u) & ~(1u << slots.reader), slots, got);
+}
+
+template <class Element, int kWorld, class Unit>
+PAR_INLINE Unit sum_in_rank_order(const Unit (&got)[kWorld]) {
+  typename Element::Sum sum;  // starts at +0.0f, so it never ends at -0.0f
+  PAR_UNROLL
+  for (int source = 0; source < kWorld; ++source) Element::add(sum, got[source]);
+  return Element::rounded(sum);
 }
 
 template <class Machine>
@@ -95,7 +144,7 @@ PAR_INLINE void send_signatures(Machine& machine, const Waiting& about) {
 // Every block checks the signatures of all sources, so that no block hands out sums of another call's bytes.
 template <class Machine>
 PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about) {
-  Wait wait;
+  Wait wait(Stage::kSignature);
   const Range sources = machine.once_a_block(about.channel.world - 1);
   for (Word index = sources.first; index < sources.end; index += sources.step) {
     const Word source = 1u << source_of(index, about.channel.rank);

@@ -6,8 +6,8 @@
 
 namespace pcie_allreduce {
 
-enum class Algorithm : Word { kNone = 0, kOneShot = 1 };
-enum class Stage : Word { kSignature = 0, kGather = 1 };
+enum class Algorithm : Word { kNone = 0, kOneShot = 1, kTwoShot = 2, kIsland = 3 };
+enum class Stage : Word { kSignature = 0, kGather = 1, kScatter = 2, kCross = 3 };
 enum class Reason : Word {
   kNone = 0,
   kTimeout = 1,   // `missing` has not sent within the deadline
@@ -62,9 +62,17 @@ struct alignas(128) FaultRecord {
   Word theirs[4];
 };
 
+// A later stage waits for peers that wait themselves. It gives up later than they do, so that their word of the true
+// culprit arrives first.
+PAR_INLINE constexpr std::uint64_t grace_ns(Stage stage) {
+  return stage == Stage::kGather ? 400'000'000 : (stage == Stage::kCross ? 200'000'000 : 0);
+}
+
 struct Wait {
   std::uint64_t began = 0;  // 0: the clock has not been read yet
+  std::uint64_t grace;
   Word polls = 0;
+  PAR_INLINE explicit Wait(Stage stage) : grace(grace_ns(stage)) {}
 };
 
 // kLook: it has been a while; is the missing rank making another call?

@@ -1,0 +1,26 @@
+#include "protocol/two_shot.h"
+
+#include "cuda/launch.h"
+#include "cuda/machine.cuh"
+
+namespace pcie_allreduce::cuda {
+namespace {
+
+template <class Element, int kWorld, bool kRagged>
+__global__ void __launch_bounds__(kMaxThreads + kStewards, 3) run_two_shot(const __grid_constant__ CallParams params) {
+  Machine<Element, kRagged> machine(params.channel, params.request);
+  two_shot<Element, kWorld>(machine, params.channel, params.request);
+}
+
+}  // namespace
+
+const void* two_shot_kernel(Dtype dtype, Word world, bool ragged) {
+  return dispatch<Elements>(dtype, [&]<class Element>() {
+    return dispatch_world<Element>(world, [&]<class, int kWorld>() {
+      return ragged ? reinterpret_cast<const void*>(&run_two_shot<Element, kWorld, true>)
+                    : reinterpret_cast<const void*>(&run_two_shot<Element, kWorld, false>);
+    });
+  });
+}
+
+}  // namespace pcie_allreduce::cuda

@@ -1,0 +1,130 @@
+#include "fabric/algorithms.h"
+
+#include <algorithm>
+
+#include "fabric/machine.h"
+#include "protocol/island.h"
+#include "protocol/one_shot.h"
+#include "protocol/two_shot.h"
+
+namespace pcie_allreduce::fabric {
+namespace {
+
+// Body: void operator()<Element>(machine), for the dtype of the call and the units of the mapping.
+template <class Elements, class Unit, class Body>
+void on_machine(Lane& lane, const Request& request, Body&& body) {
+  dispatch<Elements>(kind_dtype(request.kind), [&]<class Element>() {
+    Machine<Unit> machine(lane);
+    body.template operator()<Element>(machine);
+  });
+}
+
+template <class Body>
+void on_units(Lane& lane, const Request& request, Mapping mapping, Body&& body) {
+  if (mapping == Mapping::kLines) {
+    on_machine<LineElements, Line>(lane, request, body);
+  } else {
+    on_machine<PackElements<Pack>, Pack>(lane, request, body);
+  }
+}
+
+void run_one_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping) {
+  on_units(lane, request, mapping, [&]<class Element>(auto& machine) {
+    dispatch_world<Element>(channel.world, [&]<class, int kWorld>() { one_shot<Element, kWorld>(machine, channel, request); });
+  });
+}
+void run_two_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping) {
+  on_units(lane, request, mapping, [&]<class Element>(auto& machine) {
+    dispatch_world<Element>(channel.world, [&]<class, int kWorld>() { two_shot<Element, kWorld>(machine, channel, request); });
+  });
+}
+void run_island(Lane& lane, const Channel& channel, const Request& request, Mapping mapping) {
+  on_units(lane, request, mapping, [&]<class Element>(auto& machine) {
+    dispatch_half<Element>(channel.world, [&]<class, int kHalf>() { island<Element, kHalf>(machine, channel, request); });
+  });
+}
+
+bool any_world(Word) { return true; }
+bool even_world(Word world) { return world >= 4 && world % 2 == 0; }
+
+constexpr Word kSignature = 1;
+
+Word whole_units(Word packs, Word unit) { return (packs + unit - 1) / unit * unit; }
+
+// Of `packs`, what the owner of shard `which` has.
+Word owned(Word packs, Word shard, Word which) { return std::min(packs - std::min(packs, which * shard), shard); }
+
+Word one_shot_link(const Channel&, const Request& request, Word unit, Word) {
+  return kSignature + whole_units(request.units(), unit);
+}
+Word two_shot_link(const Channel& channel, const Request& request, Word unit, Word reader) {
+  const Word packs = whole_units(request.units(), unit);
+  const Word shard = TwoShotLayout(channel.world, request.units()).shard;
+  return kSignature + owned(packs, shard, reader) + owned(packs, shard, channel.rank);
+}
+Word island_link(const Channel& channel, const Request& request, Word unit, Word reader) {
+  const Word spread = kind_dtype(request.kind) == Dtype::kFloat32 ? 1 : 2;
+  const Word packs = whole_units(request.units(), unit);
+  const Word shard = IslandLayout(channel.world, request.units(), spread).shard;
+  const Islands& islands = channel.islands;
+  if (reader == islands.partner) return kSignature + spread * owned(packs, shard, islands.place);
+  for (Word place = 0; place < channel.world / 2; ++place) {
+    if (islands.mates[place] == reader) {
+      return kSignature + owned(packs, shard, place) + owned(packs, shard, islands.place);
+    }
+  }
+  return kSignature;
+}
+
+std::string data_of(const char* stage, Word rank, Word pack) {
+  return std::string(stage) + " of rank " + std::to_string(rank) + ", pack " + std::to_string(pack);
+}
+std::string one_shot_name(const Channel& channel, const Request& request, Word pack) {
+  const Word stride = OneShotLayout(channel.world, request.units()).stride;
+  return data_of("data", source_of(pack / stride, channel.rank), pack % stride);
+}
+std::string two_shot_name(const Channel& channel, const Request& request, Word pack) {
+  const Word shard = TwoShotLayout(channel.world, request.units()).shard;
+  const Word index = pack / shard;
+  const Word others = channel.world - 1;
+  return index < others ? data_of("shard", source_of(index, channel.rank), pack % shard)
+                        : data_of("sum", source_of(index - others, channel.rank), pack % shard);
+}
+std::string island_name(const Channel& channel, const Request& request, Word pack) {
+  const Word spread = kind_dtype(request.kind) == Dtype::kFloat32 ? 1 : 2;
+  const Word shard = IslandLayout(channel.world, request.units(), spread).shard;
+  const Islands& islands = channel.islands;
+  const Word others = channel.world / 2 - 1;
+  const Word index = pack / shard;
+  if (index < others) return data_of("shard", islands.mates[source_of(index, islands.place)], pack % shard);
+  if (index < others + spread) return data_of("partial", islands.partner, pack % shard);
+  return data_of("sum", islands.mates[source_of(index - others - spread, islands.place)], pack % shard);
+}
+
+}  // namespace
+
+const std::vector<Entry>& algorithms() {
+  constexpr Collective kAllReduce = Collective::kAllReduce;
+  static const std::vector<Entry> table = {
+      {"one_shot", Algorithm::kOneShot, kAllReduce, any_world, run_one_shot, one_shot_link, one_shot_name},
+      {"two_shot", Algorithm::kTwoShot, kAllReduce, any_world, run_two_shot, two_shot_link, two_shot_name},
+      {"island", Algorithm::kIsland, kAllReduce, even_world, run_island, island_link, island_name},
+  };
+  return table;
+}
+
+Word unit_packs(Mapping mapping) { return mapping == Mapping::kLines ? sizeof(Line) / sizeof(Pack) : 1; }
+
+Range shard(Word world, Word rank, Word elements) {
+  const Word each = (elements + world - 1) / world;
+  return {std::min(rank * each, elements), std::min((rank + 1) * each, elements), 1};
+}
+
+const Entry* find_algorithm(const std::string& name) {
+  for (const Entry& entry : algorithms()) {
+    if (entry.name == name) return &entry;
+  }
+  return nullptr;
+}
+
+}  // namespace pcie_allreduce::fabric

@@ -1,0 +1,254 @@
+#include "fabric/checker.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "fabric/algorithms.h"
+#include "fabric/simulation.h"
+
+namespace pcie_allreduce::fabric {
+namespace {
+
+constexpr Word kJunk = 0x4B4B'4B4Bu;  // no sum, and no NaN
+
+std::uint64_t mixed(std::uint64_t a, std::uint64_t b) { return Random(a * 0x9E37'79B9'7F4A'7C15u + b).next(); }
+
+// The bits of a small integer in each dtype, without the element types that are being checked.
+Word integer_bits(int value, Dtype dtype) {
+  if (value == 0) return 0;
+  const Word sign = value < 0 ? 1 : 0;
+  const Word magnitude = static_cast<Word>(value < 0 ? -value : value);
+  const Word exponent = static_cast<Word>(std::bit_width(magnitude)) - 1;
+  const Word fraction = (magnitude << (23 - exponent)) & 0x007F'FFFFu;
+  if (dtype == Dtype::kFloat16) return sign << 15 | (exponent + 15) << 10 | fraction >> 13;
+  const Word single = sign << 31 | (exponent + 127) << 23 | fraction;
+  return dtype == Dtype::kBFloat16 ? single >> 16 : single;
+}
+
+int input_integer(std::uint64_t hash) { return hash % 8 == 0 ? 0 : static_cast<int>(hash / 8 % 31) - 15; }
+
+Word element_at(const Pack* packs, Word element, Dtype dtype) {
+  const char* bytes = reinterpret_cast<const char*>(packs);
+  if (element_bytes(dtype) == 4) {
+    Word word;
+    std::memcpy(&word, bytes + element * 4, 4);
+    return word;
+  }
+  std::uint16_t half;
+  std::memcpy(&half, bytes + element * 2, 2);
+  return half;
+}
+
+Word nan_bits(Dtype dtype) { return dtype == Dtype::kFloat32 ? 0x7FFF'FFFFu : 0x7FFFu; }
+
+std::string ranks_of(Word mask) {
+  std::string told;
+  for (Word rank = 0; rank < kMaxWorld; ++rank) {
+    if (mask >> rank & 1u) told += (told.empty() ? "rank " : ", rank ") + std::to_string(rank);
+  }
+  return told.empty() ? "nobody" : told;
+}
+
+}  // namespace
+
+const char* name_of(Breach breach) {
+  switch (breach) {
+    case Breach::kNone: return "nothing";
+    case Breach::kWrongSum: return "wrong sum";
+    case Breach::kRanksDiffer: return "ranks differ";
+    case Breach::kGaveUp: return "gave up though nobody was missing";
+    case Breach::kDeadlock: return "deadlock";
+    case Breach::kEndless: return "endless";
+    case Breach::kOvertaken: return "overtaken";
+    case Breach::kLinkBytes: return "wrong bytes on a link";
+    case Breach::kSentInFailed: return "sent on a failed channel";
+    case Breach::kNotNan: return "no NaN on a failed channel";
+    case Breach::kVictimNamed: return "victim named";
+    case Breach::kNoFault: return "no fault";
+    case Breach::kTornRecord: return "torn record";
+    case Breach::kOutside: return "outside of memory";
+  }
+  return "";
+}
+
+Checker::Checker(const Scenario& scenario, const std::vector<Channel>& channels, Memory& memory, Scheduler& scheduler)
+    : scenario_(scenario), channels_(channels), memory_(memory), scheduler_(scheduler) {
+  const std::size_t calls = scenario.calls.size();
+  for (Word call = 0; call < calls; ++call) {
+    for (Word rank = 0; rank < scenario.world; ++rank) requests_.push_back(request_of(scenario, rank, call));
+  }
+  failed_in_.assign(scenario.world, kNever);
+  sent_.assign(calls * scenario.world, {});
+  first_output_.resize(calls);
+  seen_.resize(scenario.world);
+}
+
+void Checker::violate(Breach breach, Word rank, Word call, std::string told) {
+  if (violation_.breach == Breach::kNone) violation_ = {breach, rank, call, std::move(told)};
+  scheduler_.stop();
+}
+
+Word Checker::input_bits(Word rank, Word call, Word element) const {
+  const Dtype dtype = kind_dtype(requests_[call * scenario_.world + rank].kind);
+  const std::uint64_t hash = mixed(scenario_.values, (std::uint64_t{call} * kMaxWorld + rank) << 32 | element);
+  const Word negative_zero = dtype == Dtype::kFloat32 ? kEmpty : 0x8000u;
+  if (scenario_.integers) {
+    const int value = input_integer(hash);
+    return value == 0 && (hash >> 40 & 1) ? negative_zero : integer_bits(value, dtype);
+  }
+  if (hash % 4 == 0) return hash >> 40 & 1 ? negative_zero : 0;
+  return static_cast<Word>(hash >> 32) & (dtype == Dtype::kFloat32 ? ~0u : 0xFFFFu);
+}
+
+bool Checker::expects(Word rank, Word call, Word element) const {
+  const CallPlan& plan = scenario_.calls[call];
+  if (plan.algorithm->collective != Collective::kReduceScatter) return true;
+  const Range mine = shard(scenario_.world, rank, plan.elements);
+  return element >= mine.first && element < mine.end;
+}
+
+Word Checker::expected_bits(Word, Word call, Word element) const {
+  const CallPlan& plan = scenario_.calls[call];
+  int sum = 0;
+  for (Word source = 0; source < scenario_.world; ++source) {
+    const std::uint64_t hash = mixed(scenario_.values, (std::uint64_t{call} * kMaxWorld + source) << 32 | element);
+    if (plan.algorithm->collective == Collective::kAllGather) {
+      const Range theirs = shard(scenario_.world, source, plan.elements);
+      if (element < theirs.first || element >= theirs.end) continue;
+    }
+    sum += input_integer(hash);
+  }
+  return integer_bits(sum, plan.dtype);
+}
+
+void Checker::fill_input(Word rank, Word call, std::vector<Pack>& packs) const {
+  fill_junk(packs);
+  const Request& request = requests_[call * scenario_.world + rank];
+  const Word size = element_bytes(kind_dtype(request.kind));
+  char* bytes = reinterpret_cast<char*>(packs.data());
+  for (Word element = 0; element < request.bytes / size; ++element) {
+    const Word bits = input_bits(rank, call, element);
+    std::memcpy(bytes + element * size, &bits, size);
+  }
+}
+
+void Checker::fill_junk(std::vector<Pack>& packs) const {
+  std::fill(packs.begin(), packs.end(), Pack{{kJunk, kJunk, kJunk, kJunk}});
+}
+
+void Checker::sent(Word rank, Word call, Word reader) {
+  if (reader >= scenario_.world) return;
+  ++sent_[call * scenario_.world + rank][reader];
+  if (failed_in_[rank] < call) violate(Breach::kSentInFailed, rank, call, "it sent to rank " + std::to_string(reader));
+}
+
+void Checker::gave_up(Word rank, Word call) {
+  if (failed_in_[rank] == kNever) failed_in_[rank] = call;
+  if (!scenario_.gives_up() || (!struck_ && scenario_.trouble != Trouble::kOtherDtype &&
+                                scenario_.trouble != Trouble::kOtherSize && scenario_.trouble != Trouble::kClosed)) {
+    violate(Breach::kGaveUp, rank, call, "it gave up, though every rank is there");
+  }
+}
+
+void Checker::completed(Word rank, Word call, const std::vector<Pack>& out) {
+  look_at_record(rank);
+  check_links(rank, call);
+  check_values(rank, call, out);
+}
+
+bool Checker::exact(Word rank, Word call, Word pack, const Pack& got) {
+  const Request& request = requests_[call * scenario_.world + rank];
+  const bool differs = scenario_.trouble == Trouble::kOtherDtype || scenario_.trouble == Trouble::kOtherSize;
+  if (differs && call == scenario_.troubled_call) return false;  // no rank's sum would mean anything
+  if (!scenario_.integers) {
+    const Pack& first = first_output_[call][pack];
+    const Word bytes = std::min<Word>(sizeof(Pack), request.bytes - pack * Word{sizeof(Pack)});
+    return std::memcmp(&first, &got, bytes) == 0;
+  }
+  const Dtype dtype = kind_dtype(request.kind);
+  const Word first = pack * pack_elements(dtype);
+  const Word end = std::min(first + pack_elements(dtype), request.bytes / element_bytes(dtype));
+  for (Word element = first; element < end; ++element) {
+    const Word bits = element_at(&got, element - first, dtype);
+    if (expects(rank, call, element) && bits != expected_bits(rank, call, element)) return false;
+  }
+  return true;
+}
+
+void Checker::check_values(Word rank, Word call, const std::vector<Pack>& out) {
+  const Request& request = requests_[call * scenario_.world + rank];
+  const Dtype dtype = kind_dtype(request.kind);
+  const Word elements = request.bytes / element_bytes(dtype);
+  const bool fails = failed_in_[rank] == call;
+  const bool failed = failed_in_[rank] < call;
+  if (!scenario_.integers && first_output_[call].empty() && !fails && !failed) first_output_[call] = out;
+  for (Word pack = 0; pack < request.units(); ++pack) {
+    Word nans = 0;
+    const Word first = pack * pack_elements(dtype);
+    const Word end = std::min(first + pack_elements(dtype), elements);
+    for (Word e = first; e < end; ++e) nans += element_at(out.data(), e, dtype) == nan_bits(dtype);
+    const bool all_nan = nans == end - first;
+    if (failed && !all_nan) {
+      violate(Breach::kNotNan, rank, call, "pack " + std::to_string(pack) + " of its output is not NaN");
+    } else if (!failed && !(fails && all_nan) && !exact(rank, call, pack, out[pack])) {
+      violate(scenario_.integers ? Breach::kWrongSum : Breach::kRanksDiffer, rank, call,
+              "pack " + std::to_string(pack) + " of its output is wrong");
+    }
+  }
+  const char* bytes = reinterpret_cast<const char*>(out.data());
+  for (std::size_t byte = request.bytes; byte < out.size() * sizeof(Pack); ++byte) {
+    if (bytes[byte] != static_cast<char>(kJunk & 0xFFu)) {
+      violate(Breach::kOutside, rank, call, "it wrote behind its output");
+      return;
+    }
+  }
+}
+
+void Checker::check_links(Word rank, Word call) {
+  if (failed_in_[rank] <= call) return;  // a failing call may have sent a part; sent() watches the later ones
+  const Request& request = requests_[call * scenario_.world + rank];
+  const Entry& algorithm = *scenario_.calls[call].algorithm;
+  const Word unit = unit_packs(scenario_.mapping);
+  for (Word reader = 0; reader < scenario_.world; ++reader) {
+    const Word formula = reader == rank ? 0 : algorithm.link_packs(channels_[rank], request, unit, reader);
+    const Word packs_sent = sent_[call * scenario_.world + rank][reader];
+    if (packs_sent == formula) continue;
+    violate(Breach::kLinkBytes, rank, call,
+            "it sent " + std::to_string(packs_sent) + " packs to rank " + std::to_string(reader) + ", the formula says " +
+                std::to_string(formula));
+  }
+}
+
+// As the host does at any time: what it reads beside a valid word must be the whole story.
+void Checker::look_at_record(Word rank) {
+  if (seen_[rank].valid == 0) seen_[rank] = *memory_.record(rank);
+}
+
+void Checker::check_record(Word rank) {
+  const FaultRecord& record = *memory_.record(rank);
+  const Word call = failed_in_[rank];
+  const Word culprit = 1u << scenario_.troubled_rank;
+  if (record.valid == 0) return violate(Breach::kNoFault, rank, call, "it gave up and left no record");
+  if (seen_[rank].valid != 0 && std::memcmp(&seen_[rank], &record, sizeof record) != 0) {
+    return violate(Breach::kTornRecord, rank, call, "its record changed after it was valid");
+  }
+  const bool other = scenario_.trouble == Trouble::kOtherDtype || scenario_.trouble == Trouble::kOtherSize;
+  const Reason reason =
+      other ? Reason::kMismatch : (scenario_.trouble == Trouble::kClosed ? Reason::kClosed : Reason::kTimeout);
+  const bool named = record.missing == culprit || (other && record.reporter == scenario_.troubled_rank);
+  if (named && record.reason == static_cast<Word>(reason)) return;
+  violate(Breach::kVictimNamed, rank, call,
+          "its record (reason " + std::to_string(record.reason) + ") names " + ranks_of(record.missing) + " by " +
+              ranks_of(1u << record.reporter) + ", the culprit is rank " + std::to_string(scenario_.troubled_rank));
+}
+
+void Checker::at_end() {
+  if (violation_.breach != Breach::kNone) return;
+  for (Word rank = 0; rank < scenario_.world; ++rank) {
+    if (scheduler_.dead(rank)) continue;
+    if (failed_in_[rank] != kNever) check_record(rank);
+  }
+}
+
+}  // namespace pcie_allreduce::fabric

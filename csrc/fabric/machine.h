@@ -1,0 +1,118 @@
+// The machine interface over a lane, for any unit: what templates need is here, what happens is in lane.cpp. Arithmetic is
+// the CPU ranks' own, with a pack in the first part of their cache line, so that there is nothing here to get wrong.
+#pragma once
+
+#include <cstring>
+
+#include "fabric/lane.h"
+#include "host/element.h"
+
+namespace pcie_allreduce::fabric {
+
+template <class UnitType>
+class Machine {
+ public:
+  using Unit = UnitType;
+
+  explicit Machine(Lane& lane) : lane_(lane) {}
+
+  Call begin_call() { return lane_.begin_call(); }
+  bool any_failed(bool failed) { return lane_.any_failed(failed); }
+  void end_call(const Call& call, Word used) { lane_.end_call(call, used); }
+  Range share(Word units) const { return lane_.share(units); }
+  Range once_a_block(Word tasks) const { return lane_.once_a_block(tasks); }
+  Range once_a_rank(Word tasks) const { return lane_.once_a_rank(tasks); }
+
+  Unit read(const Request& request, Word i) {
+    return in_packs<Unit>([&](Word pack) { return lane_.read(request, i * kPacks<Unit> + pack); });
+  }
+  void write(const Request& request, Word i, const Unit& unit) {
+    for (Word p = 0; p < kPacks<Unit>; ++p) lane_.write(request, i * kPacks<Unit> + p, pack_of(unit, p));
+  }
+  template <class Moved>
+  void put(Pack* slot, const Moved& moved) {
+    for (Word p = 0; p < kPacks<Moved>; ++p) lane_.put(slot + p, pack_of(moved, p));
+  }
+  template <class Moved>
+  Moved peek(const Pack* slot) {
+    return in_packs<Moved>([&](Word pack) { return lane_.peek(slot + pack); });
+  }
+  void arm(Pack* slot) {
+    for (Word p = 0; p < kPacks<Unit>; ++p) lane_.arm(slot + p);
+  }
+  void fence() { lane_.fence(); }
+  void tell(Word* verdict, Word value) { lane_.tell(verdict, value); }
+  WaitVerdict keep_waiting(Wait& wait, const Call& call) { return lane_.keep_waiting(wait, call); }
+  void fault(const Fault& fault, const Call& call) { lane_.fault(fault, call); }
+  Lane& lane() { return lane_; }
+
+ private:
+  template <class Moved>
+  static constexpr Word kPacks = sizeof(Moved) / sizeof(Pack);
+
+  template <class Moved>
+  static Pack pack_of(const Moved& moved, Word p) {
+    Pack pack;
+    std::memcpy(&pack, reinterpret_cast<const char*>(&moved) + p * sizeof(Pack), sizeof pack);
+    return pack;
+  }
+  template <class Moved, class Get>
+  static Moved in_packs(Get&& get) {
+    Moved moved;
+    for (Word p = 0; p < kPacks<Moved>; ++p) {
+      const Pack pack = get(p);
+      std::memcpy(reinterpret_cast<char*>(&moved) + p * sizeof(Pack), &pack, sizeof pack);
+    }
+    return moved;
+  }
+
+  Lane& lane_;
+};
+
+using Line = host::PAR_ISA::Unit;
+
+template <class HostElement, class PackType = Pack>
+struct OnPacks {
+  using Sum = typename HostElement::Sum;
+  static void add(Sum& sum, const PackType& pack) {
+    Line line{};
+    std::memcpy(&line, &pack, sizeof pack);
+    HostElement::add(sum, line);
+  }
+  static PackType rounded(const Sum& sum) { return first(HostElement::rounded(sum)); }
+  static PackType nan() { return first(HostElement::nan()); }
+
+  static constexpr int kPartialUnits = HostElement::kPartialUnits;
+  static void partial(const Sum& sum, PackType (&parts)[kPartialUnits]) {
+    Line lines[kPartialUnits];
+    HostElement::partial(sum, lines);
+    for (int p = 0; p < kPartialUnits; ++p) parts[p] = first(lines[p]);
+  }
+  static void add_partial(Sum& sum, const PackType (&parts)[kPartialUnits]) {
+    Line lines[kPartialUnits]{};
+    for (int p = 0; p < kPartialUnits; ++p) std::memcpy(&lines[p], &parts[p], sizeof parts[p]);
+    HostElement::add_partial(sum, lines);
+  }
+
+ private:
+  static PackType first(const Line& line) {
+    PackType pack;
+    std::memcpy(&pack, &line, sizeof pack);
+    return pack;
+  }
+};
+
+template <class PackType>
+struct PackElements {
+  using Float32 = OnPacks<host::PAR_ISA::Float32, PackType>;
+  using Float16 = OnPacks<host::PAR_ISA::Float16, PackType>;
+  using BFloat16 = OnPacks<host::PAR_ISA::BFloat16, PackType>;
+};
+
+struct LineElements {
+  using Float32 = host::PAR_ISA::Float32;
+  using Float16 = host::PAR_ISA::Float16;
+  using BFloat16 = host::PAR_ISA::BFloat16;
+};
+
+}  // namespace pcie_allreduce::fabric

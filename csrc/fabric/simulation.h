@@ -1,0 +1,81 @@
+// One schedule: ranks with their streams of launches over one memory and one scheduler. A launch may start while its
+// predecessor ends, where it is a dependent one; caller's memory changes hands when a launch is complete.
+#pragma once
+
+#include <memory>
+
+#include "fabric/algorithms.h"
+#include "fabric/checker.h"
+#include "fabric/lane.h"
+
+namespace pcie_allreduce::fabric {
+
+struct Grid {
+  struct Block {
+    Word lanes = 0;    // that have not left
+    Word waiting = 0;  // at the barrier
+    Word barriers = 0; // that are behind it
+    bool failed = false;
+    bool any_failed = false;  // at the last barrier
+    bool triggered = false;
+  };
+  Word call = 0;
+  Word lanes_left = 0;
+  Word blocks_to_trigger = 0;
+  bool started = false;
+  bool complete = false;
+  std::vector<Block> blocks;
+  std::vector<std::unique_ptr<Lane>> lanes;
+};
+
+struct Rank {
+  Word number = 0;
+  std::vector<Grid> grids;  // that it will launch, one a call
+  std::vector<Request> requests;
+  Caller caller;             // its input and output memory
+  Word accesses = 0;         // in the call of the trouble
+};
+
+using LaneMaker = std::unique_ptr<Lane> (*)(Simulation&, Rank&, Grid&, Word block, Word thread);
+
+class Simulation {
+ public:
+  Simulation(const Scenario& scenario, Choices& choices, FiberPool& fibers, LaneMaker maker, Timeline* timeline);
+
+  Violation run();  // what kind of violation, if any, and where
+
+  // For lanes.
+  const Scenario& scenario() const { return scenario_; }
+  Scheduler& scheduler() { return scheduler_; }
+  Memory& memory() { return memory_; }
+  Checker& checker() { return checker_; }
+  Timeline* timeline() { return timeline_; }
+  const Channel& channel(Word rank) const { return channels_[rank]; }
+  Rank& rank(Word number) { return ranks_[number]; }
+  bool predecessor_complete(const Rank& rank, const Grid& grid) const;
+  void arrive_at_barrier(Rank& rank, Grid& grid, Word block);
+  void strike(Lane& lane);  // the scenario's trouble, when its moment has come
+  void note(const Lane& lane, Event event);
+
+ private:
+  void prepare(Rank& rank, Word call);
+  void start(Rank& rank, Word call);
+  void left(Rank& rank, Grid& grid, Word block);
+  void trigger(Rank& rank, Grid& grid, Word block);
+  void complete(Rank& rank, Grid& grid);
+  void close(Rank& rank);
+  void die(Lane& lane);
+
+  const Scenario& scenario_;
+  Scheduler scheduler_;
+  Memory memory_;
+  std::vector<Channel> channels_;
+  Checker checker_;
+  LaneMaker maker_;
+  Timeline* timeline_;
+  std::array<Rank, kMaxWorld> ranks_;
+};
+
+Request request_of(const Scenario& scenario, Word rank, Word call);
+
+}  // namespace pcie_allreduce::fabric

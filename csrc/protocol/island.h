@@ -1,0 +1,120 @@
+// Island push, for two groups of ranks with a slow link between: shards are summed inside each island, only float32
+// partial sums cross, and sums fan out inside the island. The partial of the island of rank 0 comes first in both
+// partners' sum, so all ranks agree bit for bit; it may differ from the flat order by float32 rounding before the one
+// rounding at the end.
+#pragma once
+
+#include "protocol/take.h"
+
+namespace pcie_allreduce {
+
+// The partner's partial of unit i of the shard: kSpread units, a shard apart so that warps store whole lines, awaited like
+// as many sources.
+template <int kSpread, class Machine, class Unit = typename Machine::Unit>
+PAR_INLINE bool take_partial(Machine& machine, const Waiting& about, const IslandLayout& layout, Word i,
+                             Unit (&theirs)[kSpread]) {
+  constexpr Word kUnitPacks = sizeof(Unit) / sizeof(Pack);
+  const Slots slots{about.area + layout.cross() + i * kUnitPacks, layout.shard, kSpread};
+  return take(machine, about, Stage::kCross, (1u << kSpread) - 1u, slots, theirs);
+}
+
+template <class Element, int kHalf, class Machine>
+PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& given) {
+  using Unit = typename Machine::Unit;
+  constexpr Word kUnitPacks = sizeof(Unit) / sizeof(Pack);
+  constexpr Word kSpread = Element::kPartialUnits;
+  const Call call = machine.begin_call();
+  const Waiting about = waiting_for(machine, channel, given, call);
+  const Request request = given;
+  const Word place = channel.islands.place;
+  const IslandLayout layout(channel.world, request.units(), kSpread);
+  const Word units = request.units<Unit>();
+  const Word shard = layout.shard / kUnitPacks;
+  const Range mine = machine.share(shard);
+  bool failed = call.failed;
+
+  if (!failed) {
+    send_signatures(machine, about);
+    Pack* mate[kHalf - 1];
+    Word owner[kHalf - 1];
+    PAR_UNROLL
+    for (Word hop = 0; hop < kHalf - 1; ++hop) {
+      owner[hop] = place + hop + 1 < kHalf ? place + hop + 1 : place + hop + 1 - kHalf;
+      mate[hop] = area_of(channel.slab[channel.islands.mates[owner[hop]]], call.phase, channel.area_packs);
+    }
+    Pack* partner = area_of(channel.slab[channel.islands.partner], call.phase, channel.area_packs) + layout.cross();
+    for (Word i = mine.first; i < mine.end; i += mine.step) {
+      PAR_UNROLL
+      for (Word hop = 0; hop < kHalf - 1; ++hop) {
+        const Word at = owner[hop] * shard + i;
+        if (at < units) {
+          machine.put(mate[hop] + layout.scatter(place, owner[hop]) + i * kUnitPacks, encoded(machine.read(request, at)));
+        }
+      }
+    }
+    rearm(machine, channel, call);
+
+    const Word begin = place * shard;  // of the own shard
+    const Word end = begin >= units ? 0 : (units - begin < shard ? units - begin : shard);
+    const auto own_partial = [&](Word i, typename Element::Sum& sum) {
+      Unit got[kHalf];
+      const Unit own = encoded(machine.read(request, begin + i));
+      const Slots slots{about.area + kLinePacks + i * kUnitPacks, layout.shard, place};
+      if (!take_all(machine, about, Stage::kScatter, slots, own, got)) return false;
+      PAR_UNROLL
+      for (int source = 0; source < kHalf; ++source) Element::add(sum, got[source]);
+      return true;
+    };
+    for (Word i = mine.first; i < end && !failed; i += mine.step) {
+      typename Element::Sum sum;
+      failed = !own_partial(i, sum);
+      if (failed) break;  // and sends nothing
+      Unit partial[kSpread];
+      Element::partial(sum, partial);
+      PAR_UNROLL
+      for (Word part = 0; part < kSpread; ++part) {
+        machine.put(partner + part * layout.shard + i * kUnitPacks, encoded(partial[part]));
+      }
+    }
+    for (Word i = mine.first; i < end && !failed; i += mine.step) {
+      // Summed again from the slots, which costs nothing beside the wait for the partner; a lane may own many units.
+      typename Element::Sum sum;
+      Unit theirs[kSpread] = {};
+      failed = !own_partial(i, sum) || !take_partial(machine, about, layout, i, theirs);
+      if (failed) break;
+      Element::add_partial(sum, theirs);  // of two terms: the order does not matter
+      const Unit total = encoded(Element::rounded(sum));
+      PAR_UNROLL
+      for (Word hop = 0; hop < kHalf - 1; ++hop) {
+        machine.put(mate[hop] + layout.gather(place, owner[hop]) + i * kUnitPacks, total);
+      }
+      machine.write(request, begin + i, total);
+    }
+
+    for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
+      Unit got[kHalf] = {};
+      Word awaited = 0;
+      PAR_UNROLL
+      for (Word source = 0; source < kHalf; ++source) {
+        if (source != place && source * shard + i < units) awaited |= 1u << source;
+      }
+      const Pack* gathered = about.area + layout.cross() + kSpread * layout.shard;
+      failed = !take(machine, about, Stage::kGather, awaited, {gathered + i * kUnitPacks, layout.shard, place}, got);
+      PAR_UNROLL
+      for (Word source = 0; source < kHalf; ++source) {
+        if (!failed && (awaited >> source & 1u)) machine.write(request, source * shard + i, got[source]);
+      }
+    }
+    failed = failed || !signatures_agree(machine, about);
+  }
+
+  if (machine.any_failed(failed)) {
+    for (Word i = mine.first; i < mine.end; i += mine.step) {
+      for (Word at = i; at < units; at += shard) machine.write(request, at, Element::nan());
+    }
+    return;
+  }
+  machine.end_call(call, layout.used());
+}
+
+}  // namespace pcie_allreduce

@@ -1,0 +1,86 @@
+// Two-shot push: shards to their owners, the owners' sums to everyone, in one launch and without a barrier between. Each
+// rank sends 2 (world - 1) / world times the payload, where one-shot sends world - 1 times.
+#pragma once
+
+#include "protocol/take.h"
+
+namespace pcie_allreduce {
+
+template <class Element, int kWorld, class Machine>
+PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request& given) {
+  using Unit = typename Machine::Unit;
+  constexpr Word kUnitPacks = sizeof(Unit) / sizeof(Pack);
+  const Call call = machine.begin_call();
+  const Waiting about = waiting_for(machine, channel, given, call);
+  const Request request = given;
+  const Word rank = channel.rank;
+  const TwoShotLayout layout(kWorld, request.units());
+  const Word units = request.units<Unit>();
+  const Word shard = layout.shard / kUnitPacks;
+  const Range mine = machine.share(shard);  // a lane has the same place in every shard
+  bool failed = call.failed;
+
+  if (!failed) {
+    send_signatures(machine, about);
+    Pack* peer[kWorld - 1];  // hop h: rank + 1 + h, so that nobody is everybody's first destination
+    Word owner[kWorld - 1];
+    PAR_UNROLL
+    for (Word hop = 0; hop < kWorld - 1; ++hop) {
+      owner[hop] = rank + hop + 1 < kWorld ? rank + hop + 1 : rank + hop + 1 - kWorld;
+      peer[hop] = area_of(channel.slab[owner[hop]], call.phase, channel.area_packs);
+    }
+    for (Word i = mine.first; i < mine.end; i += mine.step) {
+      PAR_UNROLL
+      for (Word hop = 0; hop < kWorld - 1; ++hop) {
+        const Word at = owner[hop] * shard + i;
+        if (at < units) {
+          machine.put(peer[hop] + layout.scatter(rank, owner[hop]) + i * kUnitPacks, encoded(machine.read(request, at)));
+        }
+      }
+    }
+    rearm(machine, channel, call);
+    const Pack* scattered = about.area + kLinePacks;
+    for (Word i = mine.first; i < mine.end && rank * shard + i < units; i += mine.step) {
+      Unit got[kWorld];
+      const Unit own = encoded(machine.read(request, rank * shard + i));
+      if (!take_all(machine, about, Stage::kScatter, {scattered + i * kUnitPacks, layout.shard, rank}, own, got)) {
+        failed = true;  // sends nothing: its peers must not take NaN for a sum
+        break;
+      }
+      const Unit sum = encoded(sum_in_rank_order<Element>(got));
+      PAR_UNROLL
+      for (Word hop = 0; hop < kWorld - 1; ++hop) {
+        machine.put(peer[hop] + layout.gather(rank, owner[hop]) + i * kUnitPacks, sum);
+      }
+      machine.write(request, rank * shard + i, sum);
+    }
+    const Pack* gathered = scattered + (kWorld - 1) * layout.shard;
+    for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
+      Unit got[kWorld] = {};
+      Word awaited = 0;
+      PAR_UNROLL
+      for (Word source = 0; source < kWorld; ++source) {
+        if (source != rank && source * shard + i < units) awaited |= 1u << source;
+      }
+      if (!take(machine, about, Stage::kGather, awaited, {gathered + i * kUnitPacks, layout.shard, rank}, got)) {
+        failed = true;
+        break;
+      }
+      PAR_UNROLL
+      for (Word source = 0; source < kWorld; ++source) {
+        if (awaited >> source & 1u) machine.write(request, source * shard + i, got[source]);
+      }
+    }
+    failed = failed || !signatures_agree(machine, about);
+  }
+
+  if (machine.any_failed(failed)) {
+    for (Word i = mine.first; i < mine.end; i += mine.step) {
+      for (Word at = i; at < units; at += shard) machine.write(request, at, Element::nan());
+    }
+    return;
+  }
+  machine.end_call(call, layout.used());
+}
+
+}  // namespace pcie_allreduce
