@@ -29,6 +29,7 @@ py::object describe(const FaultRecord* record) {
   fault["missing"] = record->missing;
   fault["reporter"] = record->reporter;
   fault["waited"] = record->waited_ms / 1000.0;
+  fault["ours"] = py::make_tuple(record->ours[0], record->ours[1], record->ours[2]);
   fault["theirs"] = py::make_tuple(record->theirs[0], record->theirs[1], record->theirs[2]);
   return fault;
 }

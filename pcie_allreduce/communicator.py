@@ -27,6 +27,7 @@ logger = logging.getLogger("pcie_allreduce")
 
 DEFAULT_MAX_BYTES = 256 * 1024
 GREETING_DEADLINE = 5.0
+LONGEST_TIMEOUT = 86400.0
 CLOSE_PATIENCE = 5.0
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -70,13 +71,12 @@ class Communicator:
         rendezvous = Rendezvous(group)
         self.rank = rendezvous.rank
         self.world_size = rendezvous.world_size
-        self.device = torch.device(device)
-        self.max_bytes = DEFAULT_MAX_BYTES if max_bytes is None else int(max_bytes)
         self.calls = 0
         self._fallback = fallback
         self._turn = threading.Lock()
         member = rendezvous.stage(
-            "checking the arguments", lambda: self._describe(transport, algorithm, timeout, warmup_timeout)
+            "checking the arguments",
+            lambda: self._describe(device, max_bytes, transport, algorithm, float(timeout), float(warmup_timeout)),
         )
         members = rendezvous.gather(member)
         differ = disagreement(members)
@@ -91,13 +91,26 @@ class Communicator:
         self._closed = None
         _open.add(self)
 
-    def _describe(self, transport: str, algorithm: str, timeout: float, warmup_timeout: float) -> Member:
+    def _describe(
+        self,
+        device: str | torch.device,
+        max_bytes: int | None,
+        transport: str,
+        algorithm: str,
+        timeout: float,
+        warmup_timeout: float,
+    ) -> Member:
+        self.device = torch.device(device)
+        self.max_bytes = DEFAULT_MAX_BYTES if max_bytes is None else int(max_bytes)
         if not 2 <= self.world_size <= _C.MAX_WORLD:
             raise SetupError(f"the group has {self.world_size} ranks; 2 to {_C.MAX_WORLD} are served")
         if not 16 <= self.max_bytes <= 1 << 30:
             raise SetupError(f"max_bytes is {self.max_bytes}; it must be within 16 and {1 << 30}")
-        if not 0 < timeout <= warmup_timeout:
-            raise SetupError(f"timeout {timeout} s must be positive and at most warmup_timeout, {warmup_timeout} s")
+        if not 0 < timeout <= warmup_timeout <= LONGEST_TIMEOUT:
+            raise SetupError(
+                f"timeout {timeout:g} s and warmup_timeout {warmup_timeout:g} s must be positive, in this order, and at "
+                f"most {LONGEST_TIMEOUT:g} s"
+            )
         if algorithm not in ("auto", "one_shot"):
             raise SetupError(f"algorithm {algorithm!r} is none of auto, one_shot")
         expected = _transport_for(self.device)
@@ -136,6 +149,8 @@ class Communicator:
     def _refusal(self, x: torch.Tensor) -> Exception | None:
         if self._closed is not None:
             return ClosedError(f"the communicator {self._closed}")
+        if not isinstance(x, torch.Tensor):
+            return TypeError(f"a torch.Tensor is needed, not {type(x).__name__}")
         if x.device != self.device:
             return ValueError(f"the tensor is on {x.device}; this communicator serves {self.device}")
         if x.dtype not in DTYPE_CODES:
@@ -168,8 +183,8 @@ class Communicator:
         if torch.compiler.is_compiling():
             return self._traced(x, out)
         refusal = self._refusal(x)
-        if refusal is None and out is not None:
-            refusal = _misfit(x, out)
+        if out is not None and isinstance(x, torch.Tensor):
+            _check_out(x, out)
         if refusal is not None:
             return self._served_elsewhere(x, out, refusal)
         if out is None:
@@ -180,6 +195,7 @@ class Communicator:
             raise RuntimeError("another thread is inside a call of this communicator; one call at a time is served")
         try:
             if self._transport.all_reduce(x, out, x.nbytes):
+                out.fill_(float("nan"))
                 self.check()
             self.calls += 1
         finally:
@@ -188,7 +204,8 @@ class Communicator:
 
     def _traced(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         if out is None:
-            return ops.all_reduce(x, self._key)
+            result: torch.Tensor = ops.all_reduce(x, self._key)
+            return result
         if out is x:
             ops.all_reduce_(x, self._key)
         else:
@@ -196,7 +213,7 @@ class Communicator:
         return out
 
     def _served_elsewhere(self, x: torch.Tensor, out: torch.Tensor | None, refusal: Exception) -> torch.Tensor:
-        if self._fallback is None or isinstance(refusal, ClosedError):
+        if self._fallback is None or isinstance(refusal, ClosedError) or not isinstance(x, torch.Tensor):
             raise refusal
         result = x.detach().clone(memory_format=torch.contiguous_format)
         dist.all_reduce(result, group=self._fallback)
@@ -221,9 +238,10 @@ class Communicator:
 
         GPUs: waits for the device, and up to 5 s for the peers to let go of this rank's memory, too.
         """
-        if self._closed is not None:
-            return
-        self._closed = "was closed"
+        with self._turn:  # a call in another thread ends first, by its deadline at the latest
+            if self._closed is not None:
+                return
+            self._closed = "was closed"
         _open.discard(self)
         self._finalizer.detach()
         if not self._transport.close(CLOSE_PATIENCE):
@@ -264,13 +282,17 @@ def _device_id(device: torch.device) -> str:
     return "" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
 
 
-def _misfit(x: torch.Tensor, out: torch.Tensor) -> Exception | None:
+def _check_out(x: torch.Tensor, out: torch.Tensor) -> None:
+    if not isinstance(out, torch.Tensor):
+        raise TypeError(f"out must be a torch.Tensor, not {type(out).__name__}")
     if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
-        return ValueError(
+        raise ValueError(
             f"out is {out.dtype} {tuple(out.shape)} on {out.device}{'' if out.is_contiguous() else ', not contiguous'}; "
             f"it must be contiguous {x.dtype} {tuple(x.shape)} on {x.device}"
         )
-    return None
+    apart = abs(out.data_ptr() - x.data_ptr())
+    if 0 < apart < x.nbytes:
+        raise ValueError(f"out and x overlap: {apart} bytes lie between their starts, and each has {x.nbytes}")
 
 
 def _build(rendezvous: Rendezvous, device: torch.device, members: list[Member]) -> Transport:

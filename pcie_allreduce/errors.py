@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PcieAllReduceError(RuntimeError):
     """Base of everything that this package raises of its own."""
@@ -35,3 +37,10 @@ class AllReduceTimeout(PcieAllReduceError):
         self.missing = missing
         self.stage = stage
         self.call = call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _timeout, (str(self), self.rank, self.missing, self.stage, self.call)
+
+
+def _timeout(message: str, rank: int, missing: tuple[int, ...], stage: str, call: int) -> AllReduceTimeout:
+    return AllReduceTimeout(message, rank=rank, missing=missing, stage=stage, call=call)

@@ -36,11 +36,18 @@ def _missing(reason: int, missing: tuple[int, ...]) -> str:
 
 
 def _mismatch(fault: dict[str, Any], rank: int, missing: tuple[int, ...], where: str) -> str:
-    call, nbytes, kind = fault["theirs"]
-    if kind == 0:  # learnt from a peer's abort word, which has no room for the signature
-        return f"{_ranks(missing)} made another call than its peers; rank {rank} was in {where}"
-    theirs = f"call {call}, {nbytes} bytes of {DTYPES.get(kind & 0xFF, '?')} by {ALGORITHMS.get(kind >> 8 & 0xFF, '?')}"
-    return f"{_ranks(missing)} made another call than rank {rank}: {theirs}, while rank {rank} was in {where}"
+    ours, theirs = _signature(fault["ours"]), _signature(fault["theirs"])
+    if rank in missing:  # a peer found out first
+        other = fault["reporter"]
+        return f"rank {rank} made another call than rank {other} in {where}: {ours}; rank {other}: {theirs}"
+    return f"{_ranks(missing)} made another call than rank {rank} in {where}: {theirs}; rank {rank}: {ours}"
+
+
+def _signature(words: tuple[int, int, int]) -> str:
+    call, nbytes, kind = words
+    if kind >> 8 & 0xFF not in ALGORITHMS or kind & 0xFF not in DTYPES:
+        return "not known"  # it has not arrived
+    return f"call {call}, {nbytes} bytes of {DTYPES[kind & 0xFF]} by {ALGORITHMS[kind >> 8 & 0xFF]}"
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

@@ -1,20 +1,62 @@
-"""Which algorithm and launch shape serve a call. Pure: sizes in, a frozen Plan out; imports nothing of this package."""
+"""Which algorithm and launch shape serve a call.
+
+All ranks must run the same algorithm, so the choice is a function of what they have agreed on (sizes, islands, link
+figures, mailbox size) and never of a rank's own clock or GPU. Over PCIe what decides is how many bytes cross which
+link, which no measurement on other links can tell: hence a cost model. Pure; imports nothing of this package.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 PACK_BYTES = 16
+LINE_PACKS = 8
+PHASES = 3
+MAILBOX_OFFSET = 8192
+ALGORITHMS = ("one_shot", "two_shot", "island")
+ONE_SHOT_ROOM = 64 * 1024  # bytes that one-shot is given room for, though the others need less: above all crossovers
+MAX_THREADS = 256
+USEFUL_BLOCKS = 64  # measured: 32 and 64 blocks of 256 are equal at 512 KB
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One call's algorithm and GPU launch shape. Ranks must agree on the algorithm; shapes are each rank's own affair."""
+    """One call's algorithm and GPU launch shape. Ranks must agree on the algorithm; shapes are each rank's own affair.
+
+    `threads` are those that move data, `blocks` x `threads` the lanes; CPU ranks have one lane and look at neither.
+    """
 
     algorithm: str
     blocks: int
     threads: int
+
+
+class LinkFigures(NamedTuple):
+    """What the cost model knows of a machine: microseconds, and GB/s (10^9 bytes) each way. Hashed in every call."""
+
+    launch_us: float  # of an empty kernel in a graph
+    base_us: float  # of a call, beside its launch and its stages
+    stage_us: float  # of a stage: from the last arrival to the next store
+    source_us: float  # of each source that a lane waits for in a stage
+    inside_us: float  # store to poll, between ranks of one island, or of a machine without islands
+    across_us: float  # store to poll, between islands
+    egress_gbps: float  # that one rank's stores reach
+    uplink_gbps: float  # of the link that all ranks of an island share on their way to the other
+    sum_gbps: float  # at which a rank reads and sums what has arrived
+    read_us: float | None  # pull: staging, fence, flag and the first read's round trip; None: not known
+    read_gbps: float | None  # that one rank reads while all do
+
+
+class Stage(NamedTuple):
+    """One pass over the wire, as the formulas have it: payload without padding and signatures."""
+
+    sources: int  # packs that a lane waits for
+    out: float  # bytes that leave each rank
+    uplink: float  # bytes that cross from one island to the other, each way
+    crosses: bool
 
 
 def packs_of(nbytes: int) -> int:
@@ -22,9 +64,149 @@ def packs_of(nbytes: int) -> int:
     return -(-nbytes // PACK_BYTES)
 
 
+def whole_lines(packs: int) -> int:
+    """Packs rounded up to whole 128-byte lines."""
+    return -(-packs // LINE_PACKS) * LINE_PACKS
+
+
+def spread(dtype_bytes: int) -> int:
+    """Packs of float32 that a pack becomes in a partial sum."""
+    return 4 // dtype_bytes
+
+
+def lanes(algorithm: str, world: int, nbytes: int) -> int:
+    """Pack positions that the lanes share: those of the payload, or of one shard (whole lines)."""
+    packs = packs_of(nbytes)
+    if algorithm == "one_shot":
+        return packs
+    return whole_lines(-(-packs // _owners(algorithm, world)))
+
+
+def packs_used(algorithm: str, world: int, nbytes: int, dtype_bytes: int) -> int:
+    """Packs of a mailbox phase that a call uses, as csrc/protocol/mailbox.h lays them out."""
+    slot = whole_lines(lanes(algorithm, world, nbytes))
+    return LINE_PACKS + _slots(algorithm, world, dtype_bytes) * slot
+
+
+def area_packs_for(world: int, max_bytes: int, algorithm: str = "auto") -> int:
+    """Packs of a phase with room for max_bytes, in any dtype and by whatever "auto" may choose, islands or not.
+
+    One-shot, which uses most, gets room for what it is good at; a caller that insists on it gets room for all.
+    """
+    names = candidates(world, True, algorithm)
+    if not names:
+        raise ValueError(f"algorithm {algorithm!r} does not serve {world} ranks")
+    bounded = {"one_shot": min(max_bytes, ONE_SHOT_ROOM)} if len(names) > 1 else {}
+    return max(packs_used(name, world, bounded.get(name, max_bytes), 2) for name in names)
+
+
+def memory_bytes(area_packs: int) -> int:
+    """Bytes of a rank's slab, the control pages among them."""
+    return MAILBOX_OFFSET + PHASES * area_packs * PACK_BYTES
+
+
+def stages(algorithm: str, world: int, nbytes: int, dtype_bytes: int, islands: bool) -> tuple[Stage, ...]:
+    """An algorithm's passes over the wire; `islands`: half of the ranks lie behind one link, half behind another."""
+    half = world // 2
+    crossing = half * half if islands else 0  # pairs of ranks whose traffic shares a link
+    if algorithm == "one_shot":
+        return (Stage(world - 1, (world - 1) * nbytes, crossing * nbytes, islands),)
+    shard = nbytes / _owners(algorithm, world)
+    if algorithm == "two_shot":
+        return (Stage(world - 1, (world - 1) * shard, crossing * shard, islands),) * 2
+    inside = Stage(half - 1, (half - 1) * shard, 0, False)
+    partial = spread(dtype_bytes) * shard
+    return inside, Stage(spread(dtype_bytes), partial, half * partial, True), inside
+
+
+def wire_us(stage: Stage, figures: LinkFigures) -> float:
+    """Latency and bytes of one stage: whichever link is busier decides."""
+    latency = figures.across_us if stage.crosses else figures.inside_us
+    return latency + max(stage.out / figures.egress_gbps, stage.uplink / figures.uplink_gbps) / 1e3
+
+
+def cost_us(algorithm: str, world: int, nbytes: int, dtype_bytes: int, islands: bool, figures: LinkFigures) -> float:
+    """Modelled microseconds of one call. Stages add up: what a pipeline of lanes would hide is not subtracted."""
+    total = figures.launch_us + figures.base_us
+    for stage in stages(algorithm, world, nbytes, dtype_bytes, islands):
+        work = figures.stage_us + figures.source_us * stage.sources + stage.out / figures.sum_gbps / 1e3
+        total += wire_us(stage, figures) + work
+    return total
+
+
+def serves(algorithm: str, world: int, islands: bool) -> bool:
+    """Whether the algorithm can run: island needs two islands of equally many ranks, two at least."""
+    return algorithm != "island" or (islands and world >= 4 and world % 2 == 0)
+
+
+def candidates(world: int, islands: bool, algorithm: str = "auto") -> tuple[str, ...]:
+    """What a call may be served by. Over two ranks two-shot moves what one-shot moves, in two passes instead of one."""
+    if algorithm not in ("auto", *ALGORITHMS):
+        raise ValueError(f"algorithm {algorithm!r} is none of auto, {', '.join(ALGORITHMS)}")
+    names = ALGORITHMS if algorithm == "auto" else (algorithm,)
+    if algorithm == "auto" and world == 2:
+        names = ("one_shot",)
+    return tuple(name for name in names if serves(name, world, islands))
+
+
+def cheapest(
+    names: Iterable[str], world: int, nbytes: int, dtype_bytes: int, islands: bool, figures: LinkFigures
+) -> str:
+    """Of equally cheap ones the first."""
+    return min(names, key=lambda name: cost_us(name, world, nbytes, dtype_bytes, islands, figures))
+
+
+@lru_cache(maxsize=4096)
+def choose(
+    world: int,
+    nbytes: int,
+    dtype_bytes: int,
+    islands: bool,
+    figures: LinkFigures,
+    area_packs: int,
+    max_blocks: int,
+    algorithm: str = "auto",
+) -> Plan | None:
+    """The plan of a call of nbytes (> 0) on this rank; None where nothing fits the mailbox.
+
+    All but max_blocks must be equal on all ranks; max_blocks shapes the launch and never the algorithm.
+    """
+    names = candidates(world, islands, algorithm)
+    fitting = [name for name in names if packs_used(name, world, nbytes, dtype_bytes) <= area_packs]
+    if not fitting:
+        return None
+    best = cheapest(fitting, world, nbytes, dtype_bytes, islands, figures)
+    return Plan(best, *shape(best, lanes(best, world, nbytes), max_blocks))
+
+
+def shape(algorithm: str, lane_count: int, max_blocks: int) -> tuple[int, int]:
+    """Blocks and data threads: small blocks start and synchronise faster and spread over the GPU, while they last.
+
+    One-shot's bounds are measured (two H200, 14 to 512 KB); the others' lanes store to every peer twice or thrice, and
+    get smaller blocks on the ground that a multiprocessor's stores queue. Not measured yet.
+    """
+    smallest = 128 if algorithm == "one_shot" else 64
+    threads = smallest if lane_count <= 1024 else 128 if lane_count <= 4096 else MAX_THREADS
+    most = min(max_blocks, USEFUL_BLOCKS)
+    if most * threads < lane_count:
+        threads = MAX_THREADS
+    blocks = max(1, min(most, -(-lane_count // threads)))
+    evenly = -(-lane_count // blocks // 32) * 32
+    return blocks, max(32, min(threads, evenly))
+
+
 @lru_cache(maxsize=4096)
 def plan_one_shot(nbytes: int, max_blocks: int) -> Plan:
-    """One pack a thread while the blocks last: small blocks start and synchronise faster, and spread over the GPU."""
-    packs = packs_of(nbytes)
-    threads = 64 if packs <= 1024 else 128 if packs <= 4096 else 256
-    return Plan("one_shot", max(1, min(max_blocks, -(-packs // threads))), threads)
+    """One-shot's plan, whatever else there is."""
+    return Plan("one_shot", *shape("one_shot", packs_of(nbytes), max_blocks))
+
+
+def _owners(algorithm: str, world: int) -> int:
+    return {"one_shot": 1, "two_shot": world, "island": world // 2}[algorithm]
+
+
+def _slots(algorithm: str, world: int, dtype_bytes: int) -> int:
+    half = world // 2
+    return {"one_shot": world - 1, "two_shot": 2 * (world - 1), "island": 2 * (half - 1) + spread(dtype_bytes)}[
+        algorithm
+    ]

@@ -76,7 +76,10 @@ class Rendezvous:
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order, on every rank."""
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self._group)
+        try:
+            dist.all_gather_object(values, value, group=self._group)
+        except RuntimeError as error:  # a rank died, or did not come within the group's own timeout
+            raise SetupError(f"the ranks could not exchange their set-up over the given group: {error}") from error
         return values
 
     def stage(self, name: str, work: Callable[[], T]) -> T:

@@ -36,7 +36,8 @@ class Transport(ABC):
         """Lets go of all memory; False when some is kept because a peer may still write to it."""
 
     def handle(self) -> bytes:
-        return self._channel.handle()  # type: ignore[no-any-return]
+        handle: bytes = self._channel.handle()
+        return handle
 
     def open(self, handles: Sequence[bytes]) -> None:
         self._channel.open(handles)
@@ -45,7 +46,8 @@ class Transport(ABC):
         self._channel.forget_names()
 
     def fault(self) -> dict[str, Any] | None:
-        return self._channel.fault()  # type: ignore[no-any-return]
+        fault: dict[str, Any] | None = self._channel.fault()
+        return fault
 
     def greet(self, rank: int, world_size: int, deadline: float) -> None:
         """Exchanges known bytes with every peer; raises with the pairs that failed."""
@@ -71,7 +73,10 @@ class CpuTransport(Transport):
         self._channel = _C.CpuChannel(rank, world_size, area_packs, timeout, warmup_timeout, crowded)
 
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, nbytes: int) -> bool:
-        return self._channel.all_reduce(x.data_ptr(), out.data_ptr(), nbytes, _ONE_SHOT, DTYPE_CODES[x.dtype])
+        failed: bool = self._channel.all_reduce(
+            x.data_ptr(), out.data_ptr(), nbytes, _ONE_SHOT, DTYPE_CODES[x.dtype]
+        )
+        return failed
 
     def close(self, patience: float) -> bool:
         self._channel.close()
@@ -106,12 +111,14 @@ class PeerTransport(Transport):
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, nbytes: int) -> bool:
         plan = plan_one_shot(nbytes, self._max_blocks)
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        return self._channel.all_reduce(
+        failed: bool = self._channel.all_reduce(
             x.data_ptr(), out.data_ptr(), nbytes, _ONE_SHOT, DTYPE_CODES[x.dtype], plan.blocks, plan.threads, stream
         )
+        return failed
 
     def close(self, patience: float) -> bool:
-        return self._channel.close(patience)
+        freed: bool = self._channel.close(patience)
+        return freed
 
 
 def check_peer_access(device: torch.device, members: Sequence[Member]) -> None:

@@ -127,6 +127,7 @@ bool GpuChannel::close(double patience) {
   const Word farewell = abort_word(Reason::kClosed, channel_.rank, control.block[0].call);
   for (Word peer = 0; peer < channel_.world; ++peer) {
     if (peer == channel_.rank || channel_.slab[peer] == nullptr) continue;
+    if (control.abort[channel_.rank] != 0) continue;  // it has failed, and its peers know why
     cudaMemcpy(&control_of(channel_.slab[peer])->abort[channel_.rank], &farewell, sizeof farewell,
                cudaMemcpyHostToDevice);
   }
@@ -139,6 +140,7 @@ bool GpuChannel::close(double patience) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     all_gone = std::all_of(peer_presence_.begin(), peer_presence_.end(), gone);
   }
+  peer_presence_.clear();
   if (!all_gone) own_.leak();
   closed_ = true;
   cudaGetLastError();

@@ -18,12 +18,6 @@ struct Access {
   __device__ __forceinline__ static void fence() { ptx::fence_sys(); }
 };
 
-// Out of line: a call whose peers are in time pays for it with nothing but a branch.
-static __device__ __forceinline__ void publish(const Channel& channel, Algorithm algorithm, Word call, Reason reason,
-                                            Stage stage, Word missing, Pack theirs, std::uint64_t waited_ns) {
-  publish_fault<Access>(channel, algorithm, call, {reason, stage, missing, theirs}, waited_ns);
-}
-
 // kRagged: the caller's memory is not 16-byte aligned or not a whole number of packs, and is accessed by elements.
 template <class Element, bool kRagged>
 class Machine {
@@ -134,8 +128,7 @@ class Machine {
 #endif
   }
   __device__ __forceinline__ void fault(const Fault& fault, const Call& call) {
-    publish(channel_, kind_algorithm(request_.kind), call.number, fault.reason, fault.stage, fault.missing, fault.theirs,
-            waited_ns_);
+    publish_fault<Access>(channel_, request_, call, fault, waited_ns_);
   }
 
  private:

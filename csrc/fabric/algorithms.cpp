@@ -2,31 +2,13 @@
 
 #include <algorithm>
 
-#include "fabric/machine.h"
+#include "fabric/runners.h"
 #include "protocol/island.h"
 #include "protocol/one_shot.h"
 #include "protocol/two_shot.h"
 
 namespace pcie_allreduce::fabric {
 namespace {
-
-// Body: void operator()<Element>(machine), for the dtype of the call and the units of the mapping.
-template <class Elements, class Unit, class Body>
-void on_machine(Lane& lane, const Request& request, Body&& body) {
-  dispatch<Elements>(kind_dtype(request.kind), [&]<class Element>() {
-    Machine<Unit> machine(lane);
-    body.template operator()<Element>(machine);
-  });
-}
-
-template <class Body>
-void on_units(Lane& lane, const Request& request, Mapping mapping, Body&& body) {
-  if (mapping == Mapping::kLines) {
-    on_machine<LineElements, Line>(lane, request, body);
-  } else {
-    on_machine<PackElements<Pack>, Pack>(lane, request, body);
-  }
-}
 
 void run_one_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping) {
   on_units(lane, request, mapping, [&]<class Element>(auto& machine) {
@@ -115,9 +97,13 @@ const std::vector<Entry>& algorithms() {
 
 Word unit_packs(Mapping mapping) { return mapping == Mapping::kLines ? sizeof(Line) / sizeof(Pack) : 1; }
 
-Range shard(Word world, Word rank, Word elements) {
-  const Word each = (elements + world - 1) / world;
-  return {std::min(rank * each, elements), std::min((rank + 1) * each, elements), 1};
+Word used_packs(const Request& request, Word world) {
+  return packs_used(kind_algorithm(request.kind), kind_dtype(request.kind), world, request.bytes);
+}
+
+Range pack_shard(Word world, Word rank, Word packs) {
+  const Word each = (packs + world - 1) / world;
+  return {std::min(rank * each, packs), std::min((rank + 1) * each, packs), 1};
 }
 
 const Entry* find_algorithm(const std::string& name) {

@@ -21,14 +21,16 @@ struct Entry {
   Word (*link_packs)(const Channel& channel, const Request& request, Word unit, Word reader);
   // What stands in a pack of a phase of the mailbox of the channel's rank.
   std::string (*name_pack)(const Channel& channel, const Request& request, Word pack);
+  bool model = false;  // not an algorithm of the package: no signatures, no troubles, one launch shape for all ranks
 };
 
 const std::vector<Entry>& algorithms();
 const Entry* find_algorithm(const std::string& name);
 
 Word unit_packs(Mapping mapping);
+Word used_packs(const Request& request, Word world);  // of a phase
 
-// The elements [first, end) that `rank` owns, where a collective has owners.
-Range shard(Word world, Word rank, Word elements);
+// The packs [first, end) that `rank` owns in the models of reduce-scatter and all-gather; the last shards may be empty.
+Range pack_shard(Word world, Word rank, Word packs);
 
 }  // namespace pcie_allreduce::fabric

@@ -101,11 +101,16 @@ Word Checker::input_bits(Word rank, Word call, Word element) const {
   return static_cast<Word>(hash >> 32) & (dtype == Dtype::kFloat32 ? ~0u : 0xFFFFu);
 }
 
+bool Checker::owns(Word rank, const CallPlan& plan, Word element) const {
+  const Word pack = pack_elements(plan.dtype);
+  const Range mine = pack_shard(scenario_.world, rank, (plan.elements + pack - 1) / pack);
+  return element / pack >= mine.first && element / pack < mine.end;
+}
+
 bool Checker::expects(Word rank, Word call, Word element) const {
   const CallPlan& plan = scenario_.calls[call];
   if (plan.algorithm->collective != Collective::kReduceScatter) return true;
-  const Range mine = shard(scenario_.world, rank, plan.elements);
-  return element >= mine.first && element < mine.end;
+  return owns(rank, plan, element);
 }
 
 Word Checker::expected_bits(Word, Word call, Word element) const {
@@ -114,8 +119,7 @@ Word Checker::expected_bits(Word, Word call, Word element) const {
   for (Word source = 0; source < scenario_.world; ++source) {
     const std::uint64_t hash = mixed(scenario_.values, (std::uint64_t{call} * kMaxWorld + source) << 32 | element);
     if (plan.algorithm->collective == Collective::kAllGather) {
-      const Range theirs = shard(scenario_.world, source, plan.elements);
-      if (element < theirs.first || element >= theirs.end) continue;
+      if (!owns(source, plan, element)) continue;
     }
     sum += input_integer(hash);
   }

@@ -66,6 +66,7 @@ class Checker {
   void check_record(Word rank);
   Word input_bits(Word rank, Word call, Word element) const;
   Word expected_bits(Word rank, Word call, Word element) const;
+  bool owns(Word rank, const CallPlan& plan, Word element) const;
   bool expects(Word rank, Word call, Word element) const;
 
   const Scenario& scenario_;

@@ -172,26 +172,37 @@ Call Lane::begin_call() {
 }
 
 bool Lane::any_failed(bool failed) {
+  const bool any = meet(failed);
+  simulation_.trigger(rank_, grid_, id.block);
+  return any;
+}
+
+bool Lane::meet(bool failed) {
   access();
   simulation_.note(*this, {.what = Happened::kMeets, .note = failed});
   Grid::Block& block = grid_.blocks[id.block];
   const Word before = block.barriers;
   block.failed |= failed;
   ++block.waiting;
-  simulation_.arrive_at_barrier(rank_, grid_, id.block);
+  simulation_.arrive_at_barrier(grid_, id.block);
   while (block.barriers == before) simulation_.scheduler().block(*this);
   return block.any_failed;
 }
 
-void Lane::end_call(const Call& call, Word used) {
-  if (steward() >= steward_count()) return;
+BlockState Lane::next_state(const Call& call, Word used) const {
   BlockState next = state_;
   next.call = call.number + 1;
   next.phase = phase_after(call.phase);
   next.used[call.phase] = used;
-  next.settled = rank_.requests[grid_.call].captured || state_.settled == kWarmupCalls ? kWarmupCalls : state_.settled + 1;
+  const bool settled = rank_.requests[grid_.call].captured || state_.settled == kWarmupCalls;
+  next.settled = settled ? kWarmupCalls : state_.settled + 1;
+  return next;
+}
+
+void Lane::end_call(const Call& call, Word used) {
+  if (steward() >= steward_count()) return;
   const Word blocks = static_cast<Word>(grid_.blocks.size());
-  write_state(block() + steward() * blocks, steward_count() * blocks, next);
+  write_state(block() + steward() * blocks, steward_count() * blocks, next_state(call, used));
 }
 
 // Also the lines of blocks that this launch does not have, since the next may have them.
@@ -229,5 +240,12 @@ void Lane::fault(const Fault& fault, const Call& call) {
   simulation_.checker().gave_up(rank_.number, grid_.call);
   publish_fault<Access>(channel_, kind_algorithm(rank_.requests[grid_.call].kind), call.number, fault, waited_);
 }
+
+Pack* Lane::shared() const { return simulation_.memory().shared(); }
+Word* Lane::flag(Word at, Word source) const {
+  return &control_of(channel_.slab[at])->unused[source * kMostBlocks + id.block];
+}
+Word Lane::largest_payload() const { return static_cast<Word>(rank_.caller.in.size()); }
+Word Lane::packs_of_call(Word call) const { return rank_.requests[call].units(); }
 
 }  // namespace pcie_allreduce::fabric

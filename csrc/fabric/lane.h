@@ -39,12 +39,20 @@ class Lane : public Task {
   bool elect(Word* word);
   std::uint64_t now() const;
 
-  Simulation& simulation() { return simulation_; }
+  // For the models: what they keep beside the mailboxes, and what a real one would have recorded.
+  bool meet(bool failed = false);  // the block's barrier; true when a lane came to it having failed
+  void stage(Pack* own, const Pack& value) { store_pack(own, value); }
+  Pack* shared() const;
+  Word* flag(Word at, Word source) const;
+  Word largest_payload() const;
+  Word packs_of_call(Word call) const;
+
   static Lane& current();
 
  protected:
   void wait_for_predecessor();
   Call read_state();
+  virtual BlockState next_state(const Call& call, Word used) const;
   virtual void write_state(Word first, Word step, const BlockState& state);
   Word store_pack(Pack* slot, const Pack& value);  // bit w: word w is on its way
   Word block() const { return id.block; }

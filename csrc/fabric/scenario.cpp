@@ -23,7 +23,7 @@ Word any_island(Random& random, Word world) {
 
 Shape any_shape(Random& random, Mapping mapping) {
   if (mapping == Mapping::kLines) return {1, 1};
-  return {random.between(1, 3), random.between(1, 3)};
+  return {random.between(1, kMostBlocks), random.between(1, 3)};
 }
 
 Word any_size(Random& random, Word world, Dtype dtype) {
@@ -34,7 +34,8 @@ Word any_size(Random& random, Word world, Dtype dtype) {
 
 void draw_calls(Random& random, Scenario& scenario, const std::vector<const Entry*>& algorithms) {
   static constexpr Dtype kDtypes[] = {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBFloat16};
-  const Word shapes = random.below(5);  // one for all; one a call; one a call and rank
+  const bool models = algorithms[0]->model;
+  const Word shapes = random.below(models ? 4 : 5);  // one for all; one a call; one a call and rank
   const Word dependent = random.below(3);
   const bool one_dtype = random.once_in(2);
   const Dtype dtype = random.one_of(kDtypes);
@@ -66,6 +67,11 @@ void draw_trouble(Random& random, Scenario& scenario) {
   scenario.troubled_call = random.below(static_cast<Word>(scenario.calls.size()));
   scenario.troubled_access = 1 + random.below(1u << random.between(0, 11));
   scenario.stores_lost = random.once_in(2);
+}
+
+// Models know neither failures nor cache lines.
+void restrict_to_model(Scenario& scenario) {
+  if (scenario.trouble != Trouble::kLate) scenario.trouble = Trouble::kNone;
 }
 
 Mood any_mood(Random& random) {
@@ -109,7 +115,9 @@ Scenario draw(std::uint64_t seed, const std::vector<const Entry*>& algorithms) {
   do {
     scenario.world = random.one_of(kWorlds);
   } while (std::none_of(algorithms.begin(), algorithms.end(), served));
-  scenario.mapping = random.one_of(kMappings);
+  do {
+    scenario.mapping = random.one_of(kMappings);
+  } while (algorithms[0]->model && scenario.mapping == Mapping::kLines);
   scenario.stewards = random.between(1, 2);
   scenario.first_island = any_island(random, scenario.world);
   std::vector<const Entry*> serving;
@@ -121,7 +129,8 @@ Scenario draw(std::uint64_t seed, const std::vector<const Entry*>& algorithms) {
   scenario.first_phase = random.below(kPhases);
   scenario.settled = random.one_of(kSettled);
   draw_trouble(random, scenario);
-  scenario.integers = scenario.trouble != Trouble::kNone || !random.once_in(4);
+  if (algorithms[0]->model) restrict_to_model(scenario);
+  scenario.integers = scenario.trouble != Trouble::kNone || algorithms[0]->model || !random.once_in(4);
   scenario.values = random.next();
   scenario.mood = any_mood(random);
   return scenario;

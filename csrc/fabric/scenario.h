@@ -62,12 +62,16 @@ struct Scenario {
   Word troubled_access;  // of that rank, in that call
   bool stores_lost;      // what a killed rank had on its way never arrives
   Mood mood;
+  // What a planted fault may change of the machine.
+  Word areas = 1;               // mailbox areas of a phase, one an algorithm
+  bool boundary_drains = true;  // a launch boundary completes stores to the rank's own memory
 
   bool gives_up() const { return trouble != Trouble::kNone && trouble != Trouble::kLate; }
   std::string told() const;
 };
 
-constexpr Word kStateLines = 4;  // blocks that any launch may have here; the GPU's machine keeps kMaxBlocks
+constexpr Word kMostBlocks = 3;   // of a launch here; the GPU's machine has kMaxBlocks
+constexpr Word kStateLines = 4;   // of blocks that a launch may have, and one more
 
 Scenario draw(std::uint64_t seed, const std::vector<const Entry*>& algorithms);
 

@@ -15,21 +15,24 @@ Word largest_area(const Scenario& scenario) {
   Word largest = 0;
   for (Word call = 0; call < scenario.calls.size(); ++call) {
     for (Word rank = 0; rank < scenario.world; ++rank) {
-      const Request request = request_of(scenario, rank, call);
-      largest = std::max(largest, packs_used(kind_algorithm(request.kind), kind_dtype(request.kind), scenario.world, request.bytes));
+      largest = std::max(largest, used_packs(request_of(scenario, rank, call), scenario.world));
     }
   }
   return largest;
 }
 
-std::size_t largest_payload(const Scenario& scenario) {
-  std::size_t packs = 0;
+Word area_packs(const Scenario& scenario) { return largest_area(scenario) * scenario.areas; }
+
+Word caller_packs(const Scenario& scenario) {
+  Word packs = 0;
   for (Word call = 0; call < scenario.calls.size(); ++call) {
-    for (Word rank = 0; rank < scenario.world; ++rank) {
-      packs = std::max<std::size_t>(packs, request_of(scenario, rank, call).units());
-    }
+    for (Word rank = 0; rank < scenario.world; ++rank) packs = std::max(packs, request_of(scenario, rank, call).units());
   }
-  return packs;
+  return packs + 1;  // one more, that nobody may touch
+}
+
+Word shared_packs(const Scenario& scenario) {
+  return scenario.calls[0].algorithm->model ? 4 * scenario.world * caller_packs(scenario) : 0;
 }
 
 }  // namespace
@@ -52,12 +55,12 @@ Simulation::Simulation(const Scenario& scenario, Choices& choices, FiberPool& fi
                        Timeline* timeline)
     : scenario_(scenario),
       scheduler_(choices, fibers, scenario.mood),
-      memory_(scenario.world, largest_area(scenario), 0, scheduler_),
+      memory_(scenario.world, area_packs(scenario), shared_packs(scenario), scheduler_),
       checker_(scenario, channels_, memory_, scheduler_),
       maker_(maker),
       timeline_(timeline) {
   scheduler_.attach(memory_, timeline);
-  const std::size_t packs = largest_payload(scenario) + 1;  // one more, that nobody may touch
+  const std::size_t packs = caller_packs(scenario);
   for (Word r = 0; r < scenario.world; ++r) {
     Rank& rank = ranks_[r];
     rank.number = r;
@@ -66,7 +69,7 @@ Simulation::Simulation(const Scenario& scenario, Choices& choices, FiberPool& fi
     channel.record = memory_.record(r);
     channel.rank = r;
     channel.world = scenario.world;
-    channel.area_packs = largest_area(scenario);
+    channel.area_packs = area_packs(scenario);
     channel.islands = islands_of(scenario.first_island, scenario.world, r);
     channel.timeout_ns = kTimeout;
     channel.warmup_timeout_ns = kWarmupTimeout;
@@ -160,13 +163,13 @@ void Simulation::left(Rank& rank, Grid& grid, Word block) {
   if (grid.blocks[block].lanes == 0) {
     trigger(rank, grid, block);
   } else {
-    arrive_at_barrier(rank, grid, block);
+    arrive_at_barrier(grid, block);
   }
   if (--grid.lanes_left == 0) complete(rank, grid);
 }
 
 // A lane that has left is not waited for.
-void Simulation::arrive_at_barrier(Rank& rank, Grid& grid, Word block) {
+void Simulation::arrive_at_barrier(Grid& grid, Word block) {
   Grid::Block& at = grid.blocks[block];
   if (at.waiting == 0 || at.waiting < at.lanes) return;
   at.waiting = 0;
@@ -176,7 +179,6 @@ void Simulation::arrive_at_barrier(Rank& rank, Grid& grid, Word block) {
   for (const auto& lane : grid.lanes) {
     if (lane->id.block == block) scheduler_.unblock(*lane);
   }
-  trigger(rank, grid, block);
 }
 
 // Once every block has said so, or has left, the next grid may start, and wait for the end of this one.
@@ -193,7 +195,7 @@ void Simulation::complete(Rank& rank, Grid& grid) {
     return;
   }
   grid.complete = true;
-  memory_.launch_boundary(rank.number, grid.call);
+  if (scenario_.boundary_drains) memory_.launch_boundary(rank.number, grid.call);
   if (timeline_ != nullptr) {
     timeline_->add({.time = scheduler_.now(), .lane = grid.lanes[0]->id, .what = Happened::kCompletes});
   }

@@ -48,12 +48,14 @@ class Simulation {
   const Scenario& scenario() const { return scenario_; }
   Scheduler& scheduler() { return scheduler_; }
   Memory& memory() { return memory_; }
+  const Memory& memory() const { return memory_; }
   Checker& checker() { return checker_; }
   Timeline* timeline() { return timeline_; }
   const Channel& channel(Word rank) const { return channels_[rank]; }
   Rank& rank(Word number) { return ranks_[number]; }
   bool predecessor_complete(const Rank& rank, const Grid& grid) const;
-  void arrive_at_barrier(Rank& rank, Grid& grid, Word block);
+  void arrive_at_barrier(Grid& grid, Word block);
+  void trigger(Rank& rank, Grid& grid, Word block);
   void strike(Lane& lane);  // the scenario's trouble, when its moment has come
   void note(const Lane& lane, Event event);
 
@@ -61,19 +63,18 @@ class Simulation {
   void prepare(Rank& rank, Word call);
   void start(Rank& rank, Word call);
   void left(Rank& rank, Grid& grid, Word block);
-  void trigger(Rank& rank, Grid& grid, Word block);
   void complete(Rank& rank, Grid& grid);
   void close(Rank& rank);
   void die(Lane& lane);
 
   const Scenario& scenario_;
+  std::array<Rank, kMaxWorld> ranks_;  // outlive the scheduler, which gives back the stacks of their lanes
   Scheduler scheduler_;
   Memory memory_;
   std::vector<Channel> channels_;
   Checker checker_;
   LaneMaker maker_;
   Timeline* timeline_;
-  std::array<Rank, kMaxWorld> ranks_;
 };
 
 Request request_of(const Scenario& scenario, Word rank, Word call);

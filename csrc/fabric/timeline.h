@@ -1,6 +1,7 @@
 // What happened in one schedule, kept only when a failure is shown, and told so that a person can follow it.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -9,7 +10,6 @@
 namespace pcie_allreduce::fabric {
 
 enum class Happened {
-  kStarts,
   kReads,     // the state of its block: call, phase, stale, failed
   kPuts,      // value[4], `note`: bit w is set where word w is still on its way
   kArms,      // note as above
@@ -38,21 +38,16 @@ struct Event {
   std::uint64_t note = 0;
 };
 
-// Names the word of a mailbox: "phase 1, data of rank 0, pack 3", as far as the layouts of the algorithms tell.
-using Namer = std::string (*)(const void* about, Word word);
-
 class Timeline {
  public:
-  std::size_t add(const Event& event) {
-    events_.push_back(event);
-    return events_.size() - 1;
-  }
-  Event& at(std::size_t which) { return events_[which]; }
-  // One line an event; looks that saw nothing new are left out, and of a long story the beginning.
-  std::string told(Namer namer, const void* about, std::size_t lines) const;
+  void add(const Event& event) { events_.push_back(event); }
+  // Told by `name`, which says what stands at a word of memory. A lane that looks again and sees the same is left out.
+  std::vector<std::string> told(const std::function<std::string(Word, Word call)>& name) const;
 
  private:
   std::vector<Event> events_;
 };
+
+std::string name_of(const LaneId& lane);
 
 }  // namespace pcie_allreduce::fabric

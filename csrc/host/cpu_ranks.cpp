@@ -62,9 +62,9 @@ bool CpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
 Fault CpuChannel::look() {
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     if (!peers_[i].creator_gone()) continue;
-    return {Reason::kGone, Stage::kGather, 1u << source_of(static_cast<Word>(i), channel_.rank), {}};
+    return {Reason::kGone, Stage::kGather, 1u << source_of(static_cast<Word>(i), channel_.rank)};
   }
-  if (interrupted_()) return {Reason::kInterrupted, Stage::kGather, 1u << channel_.rank, {}};
+  if (interrupted_()) return {Reason::kInterrupted, Stage::kGather, 1u << channel_.rank};
   return {};
 }
 

@@ -162,7 +162,7 @@ class Machine {
       told.reason = known_.reason;
       told.missing = known_.missing;
     }
-    publish_fault<Access>(channel_, kind_algorithm(request_.kind), call.number, told, waited_ns_);
+    publish_fault<Access>(channel_, request_, call, told, waited_ns_);
   }
 
  private:

@@ -28,7 +28,7 @@ PAR_INLINE void exchange_greetings(Machine& machine, const Channel& channel, Wor
     machine.put(greeting_of(channel.slab[peer]) + channel.rank * kGreetingPacks + i % kGreetingPacks,
                 greeting_pattern(channel.rank, peer, i % kGreetingPacks));
   }
-  Wait wait(Stage::kSignature);
+  Wait wait(Algorithm::kNone, Stage::kSignature);
   for (Word i = mine.first; i < mine.end; i += mine.step) {
     const Word source = i / kGreetingPacks;
     if (source == channel.rank) continue;

@@ -7,8 +7,9 @@ namespace pcie_allreduce {
 
 // Access: elect(Word*) true for the first caller, load, store (relaxed, system scope), fence (system scope).
 template <class Access>
-PAR_INLINE void publish_fault(const Channel& channel, Algorithm algorithm, Word call, const Fault& fault,
+PAR_INLINE void publish_fault(const Channel& channel, const Request& request, const Call& at, const Fault& fault,
                               std::uint64_t waited_ns) {
+  const Word call = at.number;
   Control* own = control_of(channel.slab[channel.rank]);
   if (!Access::elect(&own->elected)) return;
   Reason reason = fault.reason;
@@ -29,13 +30,18 @@ PAR_INLINE void publish_fault(const Channel& channel, Algorithm algorithm, Word 
   }
   FaultRecord* record = channel.record;
   Access::store(&record->reason, static_cast<Word>(reason));
-  Access::store(&record->algorithm, static_cast<Word>(algorithm));
+  Access::store(&record->algorithm, static_cast<Word>(kind_algorithm(request.kind)));
   Access::store(&record->stage, static_cast<Word>(fault.stage));
   Access::store(&record->call, call);
   Access::store(&record->missing, missing);
   Access::store(&record->reporter, reporter);
   Access::store(&record->waited_ms, static_cast<Word>(waited_ns / 1'000'000));
-  for (int w = 0; w < 4; ++w) Access::store(&record->theirs[w], fault.theirs.word[w]);
+  const Pack ours = Signature{call, request.bytes, request.kind}.pack();
+  const Word other = culprit == channel.rank ? reporter : culprit;
+  const Pack* theirs = area_of(channel.slab[channel.rank], at.phase, channel.area_packs) +
+                       (other == channel.rank ? 0 : source_index(other, channel.rank));
+  for (int w = 0; w < 4; ++w) Access::store(&record->ours[w], ours.word[w]);
+  for (int w = 0; w < 4; ++w) Access::store(&record->theirs[w], Access::load(&theirs->word[w]));
   Access::fence();
   Access::store(&record->valid, 1);
 }

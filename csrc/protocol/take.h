@@ -50,7 +50,7 @@ PAR_COLD bool gives_up(Machine& machine, const Waiting& about, WaitVerdict verdi
     // An owner that waits for others sends no sums either: whoever has not come at all is to blame before it.
     const Word absent = never_came(machine, about);
     const Reason reason = verdict == WaitVerdict::kAborted ? Reason::kNone : Reason::kTimeout;
-    machine.fault({reason, stage, absent != 0 ? absent : missing, {}}, about.call);
+    machine.fault({reason, stage, absent != 0 ? absent : missing}, about.call);
     return true;
   }
   const Word rank = about.channel.rank;
@@ -59,7 +59,7 @@ PAR_COLD bool gives_up(Machine& machine, const Waiting& about, WaitVerdict verdi
     if ((missing & suspect) == 0) continue;
     const Pack theirs = machine.template peek<Pack>(about.area + index);
     if (!arrived(theirs) || same(theirs, about.signature)) continue;
-    machine.fault({Reason::kMismatch, stage, suspect, theirs}, about.call);
+    machine.fault({Reason::kMismatch, stage, suspect}, about.call);
     return true;
   }
   return false;
@@ -92,7 +92,7 @@ PAR_INLINE Word look(Machine& machine, Word missing, Slots slots, Unit (&got)[kS
 template <int kSources, class Machine, class Unit = typename Machine::Unit>
 PAR_COLD bool wait_for(Machine& machine, const Waiting& about, Stage stage, Word missing, Slots slots,
                        Unit (&got)[kSources]) {
-  Wait wait(stage);
+  Wait wait(kind_algorithm(about.request.kind), stage);
   while (missing != 0) {
     const WaitVerdict verdict = machine.keep_waiting(wait, about.call);
     missing = look(machine, missing, slots, got);  // also after the deadline: data wins
@@ -144,7 +144,7 @@ PAR_INLINE void send_signatures(Machine& machine, const Waiting& about) {
 // Every block checks the signatures of all sources, so that no block hands out sums of another call's bytes.
 template <class Machine>
 PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about) {
-  Wait wait(Stage::kSignature);
+  Wait wait(kind_algorithm(about.request.kind), Stage::kSignature);
   const Range sources = machine.once_a_block(about.channel.world - 1);
   for (Word index = sources.first; index < sources.end; index += sources.step) {
     const Word source = 1u << source_of(index, about.channel.rank);
@@ -158,7 +158,7 @@ PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about) {
       }
     }
     if (!same(theirs, about.signature)) {
-      machine.fault({Reason::kMismatch, Stage::kSignature, source, theirs}, about.call);
+      machine.fault({Reason::kMismatch, Stage::kSignature, source}, about.call);
       return false;
     }
   }

@@ -46,7 +46,6 @@ struct Fault {
   Reason reason;
   Stage stage;
   Word missing;  // bit r: rank r
-  Pack theirs;   // the signature that differed
 };
 
 // In host memory, where the host can read it while a kernel runs. `valid` is stored last, behind a system fence.
@@ -59,12 +58,14 @@ struct alignas(128) FaultRecord {
   Word missing;
   Word reporter;  // the rank that named the culprit; this rank itself, unless it learned of it by an abort word
   Word waited_ms;
-  Word theirs[4];
+  Word ours[4];    // this rank's signature
+  Word theirs[4];  // kMismatch: that of `missing`, or of the reporter where this rank itself is the odd one
 };
 
 // A later stage waits for peers that wait themselves. It gives up later than they do, so that their word of the true
-// culprit arrives first.
-PAR_INLINE constexpr std::uint64_t grace_ns(Stage stage) {
+// culprit arrives first. One-shot's only stage waits for nobody who waits.
+PAR_INLINE constexpr std::uint64_t grace_ns(Algorithm algorithm, Stage stage) {
+  if (algorithm == Algorithm::kOneShot) return 0;
   return stage == Stage::kGather ? 400'000'000 : (stage == Stage::kCross ? 200'000'000 : 0);
 }
 
@@ -72,7 +73,7 @@ struct Wait {
   std::uint64_t began = 0;  // 0: the clock has not been read yet
   std::uint64_t grace;
   Word polls = 0;
-  PAR_INLINE explicit Wait(Stage stage) : grace(grace_ns(stage)) {}
+  PAR_INLINE Wait(Algorithm algorithm, Stage stage) : grace(grace_ns(algorithm, stage)) {}
 };
 
 // kLook: it has been a while; is the missing rank making another call?

@@ -1,0 +1,152 @@
+#include "fabric/campaign.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <map>
+#include <mutex>
+#include <thread>
+
+namespace pcie_allreduce::fabric {
+namespace {
+
+constexpr std::size_t kLinesShown = 240;
+
+struct Failure {
+  std::uint64_t seed;
+  Violation violation;
+};
+
+struct Found {
+  std::uint64_t schedules = 0;
+  std::uint64_t steps = 0;
+  std::vector<Failure> failures;  // by seed
+};
+
+Scenario scenario_of(const Campaign& campaign, std::uint64_t seed) {
+  std::vector<const Entry*> entries = campaign.algorithms;
+  if (campaign.fault != nullptr && !campaign.fault->algorithms.empty()) entries = campaign.fault->algorithms;
+  if (entries.empty()) {
+    for (const Entry& entry : algorithms()) entries.push_back(&entry);
+  }
+  Scenario scenario = draw(seed, entries);
+  if (campaign.fault != nullptr && campaign.fault->adjust != nullptr) campaign.fault->adjust(scenario);
+  return scenario;
+}
+
+LaneMaker maker_of(const Campaign& campaign) { return campaign.fault != nullptr ? campaign.fault->maker : right_lane; }
+
+Found run_all(const Campaign& campaign, bool stop_at_first) {
+  Found found;
+  std::mutex mutex;
+  std::atomic<std::uint64_t> next{0};
+  std::atomic<std::uint64_t> end{campaign.schedules};
+  const auto work = [&] {
+    FiberPool fibers;
+    std::uint64_t steps = 0;
+    std::uint64_t schedules = 0;
+    for (std::uint64_t i = next++; i < end; i = next++) {
+      const std::uint64_t seed = campaign.first_seed + i;
+      const Outcome outcome = run_seed(scenario_of(campaign, seed), seed, fibers, maker_of(campaign));
+      steps += outcome.steps;
+      ++schedules;
+      if (outcome.violation.breach == Breach::kNone) continue;
+      const std::lock_guard lock(mutex);
+      found.failures.push_back({seed, outcome.violation});
+      if (stop_at_first) end = std::min<std::uint64_t>(end, i);  // the seeds before it are still run: the lowest counts
+    }
+    const std::lock_guard lock(mutex);
+    found.steps += steps;
+    found.schedules += schedules;
+  };
+  std::vector<std::thread> threads;
+  for (unsigned t = std::max(1u, std::thread::hardware_concurrency()); t > 0; --t) threads.emplace_back(work);
+  for (std::thread& thread : threads) thread.join();
+  std::sort(found.failures.begin(), found.failures.end(), [](const Failure& a, const Failure& b) { return a.seed < b.seed; });
+  return found;
+}
+
+Shortest shortest_of(const Campaign& campaign, std::uint64_t seed) {
+  FiberPool fibers;
+  const Scenario scenario = scenario_of(campaign, seed);
+  return shrink(scenario, run_seed(scenario, seed, fibers, maker_of(campaign)), fibers, maker_of(campaign));
+}
+
+std::string size_of(const Shortest& shortest) {
+  Word lanes = 0;
+  for (const CallPlan& plan : shortest.scenario.calls) {
+    for (Word rank = 0; rank < shortest.scenario.world; ++rank) {
+      lanes = std::max(lanes, plan.shape[rank].blocks * plan.shape[rank].threads);
+    }
+  }
+  const auto counted = [](std::size_t n, const char* what) {
+    return std::to_string(n) + " " + what + (n == 1 ? "" : "s");
+  };
+  return counted(shortest.scenario.world, "rank") + ", " + counted(shortest.scenario.calls.size(), "call") + ", " +
+         counted(lanes, "lane") + " a rank, " + counted(shortest.outcome.hostile.size(), "hostile decision") + ", " +
+         counted(shortest.outcome.steps, "step");
+}
+
+std::string told(const Violation& violation) {
+  return std::string(name_of(violation.breach)) + ": rank " + std::to_string(violation.rank) + ", call " +
+         std::to_string(violation.call) + ": " + violation.told;
+}
+
+void tell(const Campaign& campaign, const Failure& failure) {
+  std::printf("seed %llu: %s\n", static_cast<unsigned long long>(failure.seed), told(failure.violation).c_str());
+  const Shortest shortest = shortest_of(campaign, failure.seed);
+  std::printf("shrunk to %s: %s\n%s\n", size_of(shortest).c_str(), told(shortest.outcome.violation).c_str(),
+              shortest.scenario.told().c_str());
+  const std::vector<std::string>& lines = shortest.outcome.timeline;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    if (lines.size() > kLinesShown && i == kLinesShown / 2) {
+      std::printf("  ... %zu lines ...\n", lines.size() - kLinesShown);
+      i = lines.size() - kLinesShown / 2;
+    }
+    std::printf("  %s\n", lines[i].c_str());
+  }
+  std::printf("again: make fabric SCHEDULES=1 SEED=%llu", static_cast<unsigned long long>(failure.seed));
+  if (campaign.algorithms.size() == 1) std::printf(" ALGORITHM=%s", campaign.algorithms[0]->name);
+  if (campaign.fault != nullptr) std::printf(" FAULT=%s", campaign.fault->name);
+  std::printf("\n");
+}
+
+}  // namespace
+
+int search(const Campaign& campaign) {
+  const Found found = run_all(campaign, false);
+  std::map<std::string, std::size_t> kinds;
+  for (const Failure& failure : found.failures) ++kinds[name_of(failure.violation.breach)];
+  if (!found.failures.empty()) tell(campaign, found.failures[0]);
+  for (const auto& [kind, count] : kinds) std::printf("%zu x %s\n", count, kind.c_str());
+  std::printf("schedules=%llu violations=%zu\n", static_cast<unsigned long long>(found.schedules), found.failures.size());
+  return found.failures.empty() ? 0 : 1;
+}
+
+int find_all(const Campaign& campaign) {
+  std::size_t missed = 0;
+  std::uint64_t schedules = 0;
+  std::printf("| fault | seeds until found | found as | shortest schedule |\n|---|---|---|---|\n");
+  for (const PlantedFault& fault : planted_faults()) {
+    Campaign planted = campaign;
+    planted.fault = &fault;
+    const Found found = run_all(planted, true);
+    schedules += found.schedules;
+    if (found.failures.empty()) {
+      ++missed;
+      std::printf("| `%s`: %s | not within %llu | | |\n", fault.name, fault.what,
+                  static_cast<unsigned long long>(campaign.schedules));
+      continue;
+    }
+    const Failure& first = found.failures[0];
+    const Shortest shortest = shortest_of(planted, first.seed);
+    std::printf("| `%s`: %s | %llu | %s | %s |\n", fault.name, fault.what,
+                static_cast<unsigned long long>(first.seed - campaign.first_seed + 1), name_of(first.violation.breach),
+                size_of(shortest).c_str());
+    std::fflush(stdout);
+  }
+  std::printf("schedules=%llu violations=%zu\n", static_cast<unsigned long long>(schedules), missed);
+  return missed == 0 ? 0 : 1;
+}
+
+}  // namespace pcie_allreduce::fabric

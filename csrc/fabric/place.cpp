@@ -1,0 +1,45 @@
+#include "fabric/place.h"
+
+namespace pcie_allreduce::fabric {
+namespace {
+
+std::string in_control(const Simulation& simulation, Word word) {
+  const Word byte = simulation.memory().offset(word) * sizeof(Word);
+  if (byte >= offsetof(Control, elected)) return "its election";
+  if (byte >= offsetof(Control, abort)) {
+    return "the abort word of rank " + std::to_string((byte - offsetof(Control, abort)) / sizeof(Word));
+  }
+  return "the state of block " + std::to_string(byte / sizeof(BlockState));
+}
+
+// A phase is laid out anew by every call: told as the given call lays it out.
+std::string in_mailbox(const Simulation& simulation, Word rank, Word word, Word call) {
+  const Channel& channel = simulation.channel(rank);
+  const Word pack = (simulation.memory().offset(word) * Word{sizeof(Word)} - Word{kMailboxOffset}) / Word{sizeof(Pack)};
+  const Word phase = pack / channel.area_packs;
+  const Word at = pack % channel.area_packs;
+  const std::string told = "phase " + std::to_string(phase) + ", ";
+  if (at < channel.world - 1) return told + "signature of rank " + std::to_string(source_of(at, rank));
+  const Scenario& scenario = simulation.scenario();
+  const Request request = request_of(scenario, rank, call);
+  const auto name = scenario.calls[call].algorithm->name_pack;
+  if (name == nullptr || at < kLinePacks || at >= used_packs(request, channel.world)) return told + "pack " + std::to_string(at);
+  return told + name(channel, request, at - kLinePacks);
+}
+
+}  // namespace
+
+std::string place_of(const Simulation& simulation, Word word, Word call) {
+  const Memory& memory = simulation.memory();
+  const Word rank = memory.home(word);
+  if (rank >= simulation.scenario().world) return "host memory, word " + std::to_string(word);
+  const std::string of = " of rank " + std::to_string(rank);
+  if (!memory.in_slab(word)) return "the fault record" + of;
+  const Word byte = memory.offset(word) * sizeof(Word);
+  if (byte < kGreetingOffset) return in_control(simulation, word) + of;
+  if (byte < kMailboxOffset) return "a greeting" + of;
+  const Word last = static_cast<Word>(simulation.scenario().calls.size()) - 1;
+  return "mailbox" + of + ", " + in_mailbox(simulation, rank, word, std::min(call, last));
+}
+
+}  // namespace pcie_allreduce::fabric

@@ -1,0 +1,27 @@
+// An algorithm of csrc/protocol/ on a lane: element, world and unit become template arguments here.
+#pragma once
+
+#include "fabric/machine.h"
+
+namespace pcie_allreduce::fabric {
+
+// body.template operator()<Element>(machine), for the dtype of the call and one kind of unit.
+template <class Elements, class Unit, class Body>
+void on_machine(Lane& lane, const Request& request, Body&& body) {
+  dispatch<Elements>(kind_dtype(request.kind), [&]<class Element>() {
+    Machine<Unit> machine(lane);
+    body.template operator()<Element>(machine);
+  });
+}
+
+// ... and for the unit of the mapping.
+template <class Body>
+void on_units(Lane& lane, const Request& request, Mapping mapping, Body&& body) {
+  if (mapping == Mapping::kLines) {
+    on_machine<LineElements, Line>(lane, request, body);
+  } else {
+    on_machine<PackElements<Pack>, Pack>(lane, request, body);
+  }
+}
+
+}  // namespace pcie_allreduce::fabric

@@ -1,0 +1,5 @@
+import sys
+
+from pcie_allreduce.cli.main import main
+
+sys.exit(main())

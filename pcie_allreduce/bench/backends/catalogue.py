@@ -1,0 +1,109 @@
+"""The names of all backends, and why one of them is not run. Pure: nothing here imports torch or a peer.
+
+NCCL reads its settings from the environment when its first communicator is made, so each set of them needs rank
+processes of its own. Backends with equal settings share processes, where their repeats take turns.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A backend that this package can run. `environment` is set in its rank processes before anything starts."""
+
+    name: str
+    devices: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    own_gpu: bool = False  # True: refuses two ranks on one GPU
+
+
+ENTRIES = (
+    Entry("pcie_allreduce", ("cpu", "cuda")),
+    Entry("nccl", ("cuda",), own_gpu=True),
+    Entry("nccl-tuned", ("cuda",), {"NCCL_P2P_LEVEL": "SYS", "NCCL_PROTO": "LL,LL128,Simple"}, own_gpu=True),
+    Entry("nccl-p2p-off", ("cuda",), {"NCCL_P2P_DISABLE": "1"}, own_gpu=True),
+    Entry("gloo", ("cpu",)),
+    Entry("floor", ("cuda",)),
+)
+
+# Peers by the name of their row, and the distribution that brings them. None has an adapter here yet.
+PEERS = {
+    "flashinfer-pcie-ipc": "flashinfer-python",
+    "trtllm-lamport": "tensorrt-llm",
+    "vllm-custom": "vllm",
+    "b12x": "b12x",
+    "torch-symm-mem": "torch",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One backend as one rank process runs it; `algorithm` is an option of ours, "" for the others."""
+
+    backend: str
+    algorithm: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.backend} ({self.algorithm})" if self.algorithm else self.backend
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Jobs that share rank processes, and the environment variables of these."""
+
+    environment: Mapping[str, str]
+    jobs: tuple[Job, ...]
+
+
+def all_names() -> tuple[str, ...]:
+    return tuple(entry.name for entry in ENTRIES)
+
+
+def names_for(device: str) -> tuple[str, ...]:
+    return tuple(entry.name for entry in ENTRIES if device in entry.devices)
+
+
+def plan(
+    backends: Iterable[str], algorithms: Iterable[str], device: str, ranks: int, gpus: int
+) -> tuple[list[Pass], dict[str, str]]:
+    """The passes of a run in order, and for every backend that is in none of them the reason."""
+    wanted, not_run = set(backends), not_installed(device)
+    passes: dict[tuple[tuple[str, str], ...], tuple[Job, ...]] = {}
+    for entry in ENTRIES:
+        reason = _why_not(entry, entry.name in wanted, device, ranks, gpus)
+        if reason is not None:
+            not_run[entry.name] = reason
+            continue
+        choices = tuple(algorithms) if entry.name == "pcie_allreduce" else ("",)
+        jobs = tuple(Job(entry.name, choice) for choice in choices)
+        key = tuple(sorted(entry.environment.items()))
+        passes[key] = (*passes.get(key, ()), *jobs)
+    return [Pass(dict(key), jobs) for key, jobs in passes.items()], not_run
+
+
+def _why_not(entry: Entry, wanted: bool, device: str, ranks: int, gpus: int) -> str | None:
+    if device not in entry.devices:
+        return "needs GPUs" if device == "cpu" else "serves CPU ranks only"
+    if not wanted:
+        return "not asked for"
+    if entry.own_gpu and ranks > gpus:
+        return f"NCCL refuses two ranks on one GPU, and {ranks} ranks share {gpus} GPU(s)"
+    return None
+
+
+def not_installed(device: str) -> dict[str, str]:
+    """Why each peer has no rows."""
+    return {name: "needs GPUs" if device == "cpu" else _peer(package) for name, package in PEERS.items()}
+
+
+def _peer(package: str) -> str:
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+    return f"{package} {version} is installed, but this version has no adapter for it"

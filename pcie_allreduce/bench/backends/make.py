@@ -1,0 +1,22 @@
+"""From a job to a backend, inside a rank. A new backend is one line here and one entry in the catalogue."""
+
+from __future__ import annotations
+
+from pcie_allreduce.bench.backends import torch_distributed
+from pcie_allreduce.bench.backends.base import Backend, Seat
+from pcie_allreduce.bench.backends.catalogue import Job
+from pcie_allreduce.bench.backends.floor import Floor
+from pcie_allreduce.bench.backends.ours import Ours
+
+
+def make(job: Job, seat: Seat, max_bytes: int) -> Backend:
+    """Collective over `seat.gloo`: all ranks make the same backends in the same order."""
+    if job.backend == "pcie_allreduce":
+        return Ours(seat, job.algorithm, max_bytes)
+    if job.backend == "floor":
+        return Floor(seat)
+    if job.backend == "gloo":
+        return torch_distributed.gloo(seat)
+    if job.backend.startswith("nccl"):
+        return torch_distributed.nccl(seat, job.backend)
+    raise ValueError(f"no backend is called {job.backend!r}")

@@ -1,0 +1,91 @@
+"""The life of one rank process: meet the others, make the backends of this pass, work through its cases.
+
+It must end whatever happens: with its own work, with an error that it tells the parent, or with the parent itself.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+
+from pcie_allreduce.bench import environment
+from pcie_allreduce.bench.backends.base import Seat
+from pcie_allreduce.bench.backends.catalogue import Job
+from pcie_allreduce.bench.backends.make import make
+from pcie_allreduce.bench.case import Case, Message, Tell
+from pcie_allreduce.bench.inputs import workload
+from pcie_allreduce.bench.settings import Settings
+
+MEETING_LIMIT = datetime.timedelta(seconds=120)
+
+
+def main(
+    rank: int, settings: Settings, jobs: Sequence[Job], variables: Mapping[str, str], store_path: str, pipe: Connection
+) -> None:
+    """Entry of the process. The last message is "done", or "failed" with a sentence and the traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks, in order
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    os.environ.update(variables)
+    try:
+        run_rank(rank, settings, jobs, store_path, pipe.send)
+        pipe.send(Message("done"))
+    except BaseException as error:  # whatever it was, the parent must say it
+        pipe.send(Message("failed", (f"{type(error).__name__}: {error}", traceback.format_exc())))
+        os._exit(1)  # peers are lost: a tidy exit could wait for them
+
+
+def run_rank(rank: int, settings: Settings, jobs: Sequence[Job], store_path: str, tell: Tell) -> None:
+    """Measures all cases of one pass. Only rank 0 tells facts, steps and rows."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.ranks))
+    if rank != 0:
+        tell = _nothing
+    with _seat(rank, settings, store_path) as seat, _stream(seat.device):
+        tell(Message("facts", environment.rank_facts(settings.gpus)))
+        inputs = workload(settings)
+        backends = [(job, make(job, seat, max(settings.sizes))) for job in jobs]
+        for mode in settings.modes:
+            for nbytes in settings.sizes:
+                Case(settings, seat, inputs, mode, nbytes, tell).measure(backends)
+        dist.barrier(group=seat.gloo)
+        for _, backend in backends:  # not after an error: NCCL's way out could wait for ranks that are lost
+            backend.close()
+
+
+@contextmanager
+def _seat(rank: int, settings: Settings, store_path: str) -> Iterator[Seat]:
+    device = torch.device("cpu")
+    if settings.gpus:
+        device = torch.device("cuda", rank % settings.gpus)
+        torch.cuda.set_device(device)
+    store = dist.FileStore(store_path, settings.ranks)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=settings.ranks, timeout=MEETING_LIMIT)
+    group = dist.group.WORLD
+    assert group is not None
+    yield Seat(rank, settings.ranks, device, group)
+    dist.destroy_process_group()
+
+
+def _stream(device: torch.device) -> torch.cuda.StreamContext | nullcontext[None]:
+    """A stream of its own on a GPU, since the default stream cannot be captured."""
+    return nullcontext() if device.type == "cpu" else torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+def _follow_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _nothing(message: Message) -> None:
+    pass

@@ -1,0 +1,64 @@
+"""`pcie-allreduce bench`: words to values and no more; `pcie_allreduce.bench` does the rest."""
+
+from __future__ import annotations
+
+import argparse
+
+EPILOG = """
+--mode graph times CUDA graphs of 122 back-to-back calls (the layers of one verify pass), --mode eager the same calls
+one by one. Every size is checked in the same run. Exit code: 0 all right, 1 a rank failed or a sum is wrong, 2 what was
+asked cannot be run here. PCIE_ALLREDUCE_COMMIT names the commit in the JSON where the package is outside a checkout.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "bench", description="Measures all-reduces on this machine beside torch.distributed.", epilog=EPILOG
+    )
+    add = parser.add_argument
+    add("--ranks", type=_count, metavar="N", help="rank processes; default: one for each GPU, or 2 CPU ranks")
+    add("--sizes", type=_sizes, default=(), metavar="BYTES,...", help="payloads of one rank; default: 1 KB to 1 MB")
+    add("--dtype", metavar="NAME", help="bf16 (default), fp16 or fp32")
+    add("--repeats", type=_count, default=3, metavar="N", help="times that the procedure is repeated; default 3")
+    add("--json", metavar="FILE", help="write environment and rows to FILE")
+    add("--input", metavar="FILE", help="reduce recorded partial sums (.npz of benchmarks/record_inputs.py), not noise")
+    add("--backends", type=_words, default=(), metavar="NAME,...", help="default: all that this device has")
+    add("--mode", type=_words, default=(), metavar="NAME,...", help="graph, eager; default: both, eager on CPU ranks")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: GPUs where there are some")
+    add("--algorithm", type=_words, default=("auto",), metavar="NAME,...", help="of ours: auto (default) or one_shot")
+    add("--debug", action="store_true", help="show the traceback of a rank that failed")
+
+
+def run(args: argparse.Namespace) -> int:
+    from pcie_allreduce.bench.run import main
+    from pcie_allreduce.bench.settings import Request
+
+    request = Request(
+        ranks=args.ranks,
+        sizes=args.sizes,
+        dtype=args.dtype,
+        repeats=args.repeats,
+        backends=args.backends,
+        modes=args.mode,
+        device=args.device,
+        algorithms=args.algorithm,
+    )
+    return main(request, input_path=args.input, json_path=args.json, debug=args.debug)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not words:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
+    return words
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_count(word) for word in _words(text))
+
+
+def _count(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from error
