@@ -1,0 +1,265 @@
+"""The plan's arithmetic against the native layouts, its bytes against the algorithms retold, its choices in a table."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from pcie_allreduce import _C
+from pcie_allreduce.plan import (
+    ALGORITHMS,
+    LinkFigures,
+    Plan,
+    area_packs_for,
+    choose,
+    cost_us,
+    lanes,
+    memory_bytes,
+    packs_used,
+    plan_one_shot,
+    serves,
+    shape,
+    stages,
+)
+from pcie_allreduce.presets import PRESETS
+from pcie_allreduce.traffic import Islands, across, packs_sent
+
+KB, MB = 1024, 1 << 20
+CODES = {"one_shot": 1, "two_shot": 2, "island": 3}
+DTYPE_CODES = {4: 0, 2: 2}
+SIZES = (1, 16, 17, 100, 127, 128, 129, 1000, 14336, 43008, 57344, 131072, 131074, 2 * MB)
+SERVED = [(algorithm, world) for algorithm in ALGORITHMS for world in range(2, 9) if serves(algorithm, world, True)]
+EVEN_AND_ODD: Islands = (frozenset({0, 2, 4, 6}), frozenset({1, 3, 5, 7}))
+
+
+def halves(world: int) -> Islands:
+    return frozenset(range(world // 2)), frozenset(range(world // 2, world))
+
+
+def plan_for(preset: str, world: int, nbytes: int, dtype_bytes: int = 2, algorithm: str = "auto") -> Plan:
+    known = PRESETS[preset]
+    islands = known.islands and serves("island", world, True)
+    area = area_packs_for(world, 4 * MB, algorithm)
+    plan = choose(world, nbytes, dtype_bytes, islands, known.figures, area, 96, algorithm)
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.parametrize(("algorithm", "world"), SERVED)
+def test_layouts_are_the_native_ones(algorithm: str, world: int) -> None:
+    for nbytes, dtype_bytes in itertools.product(SIZES, (2, 4)):
+        native = _C.packs_used(CODES[algorithm], DTYPE_CODES[dtype_bytes], world, nbytes)
+        assert packs_used(algorithm, world, nbytes, dtype_bytes) == native, (nbytes, dtype_bytes)
+
+
+def test_memory_is_the_native_one() -> None:
+    for area in (8, 1000, 262152):
+        assert memory_bytes(area) == _C.slab_bytes(area)
+
+
+def test_memory_for_everything_at_2_mb_stays_under_16_mb() -> None:
+    needed = {world: memory_bytes(area_packs_for(world, 2 * MB)) for world in range(2, 9)}
+    assert max(needed.values()) <= 16_000_000
+    assert needed[8] == 8192 + 3 * 16 * (8 + 8 * 32768)  # two islands of four, partial sums of a 16-bit type
+
+
+@pytest.mark.parametrize("world", range(2, 9))
+@pytest.mark.parametrize("max_bytes", [16, 4 * KB, 64 * KB, 256 * KB, 2 * MB])
+def test_the_mailbox_holds_whatever_the_plan_chooses(world: int, max_bytes: int) -> None:
+    area = area_packs_for(world, max_bytes)
+    for preset, dtype_bytes, forced in itertools.product(PRESETS.values(), (2, 4), (False, True)):
+        islands = (preset.islands or forced) and serves("island", world, True)
+        for nbytes in {16, max_bytes // 2, max_bytes}:
+            plan = choose(world, nbytes, dtype_bytes, islands, preset.figures, area, 48)
+            assert plan is not None
+            assert packs_used(plan.algorithm, world, nbytes, dtype_bytes) <= area
+    for algorithm in ALGORITHMS:
+        if serves(algorithm, world, True):
+            area = area_packs_for(world, max_bytes, algorithm)
+            asked = choose(world, max_bytes, 2, True, PRESETS["nvlink"].figures, area, 48, algorithm)
+            assert asked is not None
+            assert asked.algorithm == algorithm
+
+
+def test_the_mailbox_keeps_the_cheapest_wherever_a_preset_crosses_over() -> None:
+    """One-shot's bounded room changes no choice but on GPUs that NVLink joins, more than two of them."""
+    for preset, world in itertools.product(PRESETS.values(), range(2, 9)):
+        if preset.name == "nvlink":
+            continue
+        islands = preset.islands and serves("island", world, True)
+        for nbytes in (4 * KB, 14336, 43008, 64 * KB, 256 * KB):
+            about = (world, nbytes, 2, islands, preset.figures)
+            assert choose(*about, area_packs_for(world, 256 * KB), 64) == choose(*about, 1 << 30, 64), (
+                preset.name,
+                about,
+            )
+
+
+def test_nothing_fits_and_nothing_serves() -> None:
+    figures = PRESETS["pcie5-switch"].figures
+    assert choose(8, MB, 2, False, figures, 1000, 48) is None
+    assert choose(8, 1024, 2, False, figures, 10_000, 48, "island") is None
+    with pytest.raises(ValueError, match="algorithm 'ring' is none of auto, one_shot, two_shot, island"):
+        choose(8, 1024, 2, False, figures, 10_000, 48, "ring")
+    with pytest.raises(ValueError, match="'island' does not serve 5 ranks"):
+        area_packs_for(5, 1024, "island")
+
+
+def retold(
+    algorithm: str, world: int, nbytes: int, dtype_bytes: int, islands: Islands, unit_packs: int
+) -> list[list[int]]:
+    """The loops of csrc/protocol/*.h over every lane of every rank, counting each put."""
+    units = -(-nbytes // (16 * unit_packs))
+    shard = packs_lane_count(algorithm, world, nbytes) // unit_packs
+    count = [[1 if a != b else 0 for b in range(world)] for a in range(world)]
+    for rank in range(world):
+        group = (
+            sorted(next(ranks for ranks in islands if rank in ranks)) if algorithm == "island" else list(range(world))
+        )
+        place = group.index(rank)
+        if algorithm == "one_shot":
+            for peer in group:
+                count[rank][peer] += units * unit_packs * (peer != rank)
+            continue
+        for i in range(shard):
+            for owner, peer in enumerate(group):
+                if peer != rank and owner * shard + i < units:
+                    count[rank][peer] += unit_packs  # scatter
+                if peer != rank and place * shard + i < units:
+                    count[rank][peer] += unit_packs  # gather
+            if algorithm == "island" and place * shard + i < units:
+                partner = sorted(next(ranks for ranks in islands if rank not in ranks))[place]
+                count[rank][partner] += unit_packs * (4 // dtype_bytes)
+    return count
+
+
+def packs_lane_count(algorithm: str, world: int, nbytes: int) -> int:
+    owners = {"one_shot": 1, "two_shot": world, "island": world // 2}[algorithm]
+    return math.ceil(math.ceil(math.ceil(nbytes / 16) / owners) / 8) * 8
+
+
+@pytest.mark.parametrize(("algorithm", "world"), SERVED)
+def test_exact_traffic_is_that_of_the_loops(algorithm: str, world: int) -> None:
+    islands = EVEN_AND_ODD if world == 8 else halves(world)
+    for nbytes, dtype_bytes, unit_packs in itertools.product((1, 16, 200, 1000, 4097, 14336), (2, 4), (1, 4)):
+        expected = retold(algorithm, world, nbytes, dtype_bytes, islands, unit_packs)
+        assert packs_sent(algorithm, world, nbytes, dtype_bytes, islands, unit_packs) == expected, (nbytes, unit_packs)
+
+
+def test_formulas_at_43008_bytes_over_8_ranks() -> None:
+    s = 43008
+    bytes_out = {name: sum(stage.out for stage in stages(name, 8, s, 2, True)) for name in ALGORITHMS}
+    assert bytes_out == {"one_shot": 7 * s, "two_shot": 2 * 7 / 8 * s, "island": 2 * s}
+    uplink = {name: sum(stage.uplink for stage in stages(name, 8, s, 2, True)) for name in ALGORITHMS}
+    assert uplink == {"one_shot": 16 * s, "two_shot": 4 * s, "island": 2 * s}
+    assert sum(stage.uplink for stage in stages("island", 8, s, 4, True)) == s  # float32 partials of float32
+    assert all(stage.uplink == 0 for name in ("one_shot", "two_shot") for stage in stages(name, 8, s, 2, False))
+
+
+@pytest.mark.parametrize(("algorithm", "world"), SERVED)
+@pytest.mark.parametrize("dtype_bytes", [2, 4])
+def test_formulas_are_the_exact_traffic_of_whole_shards(algorithm: str, world: int, dtype_bytes: int) -> None:
+    """Without tails both agree to the byte, but for one signature a pair of ranks."""
+    islands = halves(world) if world % 2 == 0 and world > 2 else None
+    nbytes = 128 * world * 8
+    sent = packs_sent(algorithm, world, nbytes, dtype_bytes, islands)
+    passes = stages(algorithm, world, nbytes, dtype_bytes, islands is not None)
+    for rank in range(world):
+        assert 16 * (sum(sent[rank]) - (world - 1)) == sum(stage.out for stage in passes)
+    if islands is not None:
+        signatures = 16 * (world // 2) ** 2
+        assert across(sent, islands) - signatures == sum(stage.uplink for stage in passes)
+
+
+def test_cost_by_hand() -> None:
+    figures = LinkFigures(1.0, 2.0, 0.5, 0.25, 10.0, 20.0, 1.0, 2.0, 4.0, None, None)
+    # 8 ranks, 8,000 bytes; GB/s are bytes a nanosecond: 56,000 B out at 1 GB/s take 56 us, 128,000 B at 2 GB/s 64 us
+    assert cost_us("one_shot", 8, 8000, 2, False, figures) == 1 + 2 + (0.5 + 7 * 0.25) + 10 + 56 + 14
+    assert cost_us("one_shot", 8, 8000, 2, True, figures) == 1 + 2 + (0.5 + 7 * 0.25) + 20 + 64 + 14
+    assert cost_us("two_shot", 8, 8000, 2, True, figures) == 1 + 2 + 2 * (0.5 + 7 * 0.25 + 20 + 8 + 7 / 4)
+    inside = 0.5 + 3 * 0.25 + 10 + 6 + 6 / 4
+    across_them = 0.5 + 2 * 0.25 + 20 + 8 + 4 / 4  # 16,000 B over the uplink, 4,000 B out of each rank
+    assert cost_us("island", 8, 8000, 2, True, figures) == 1 + 2 + 2 * inside + across_them
+
+
+# Sizes up to which an algorithm is chosen, in bytes, from 1 KB to 4 MB. bf16.
+ONE, TWO, ISLAND = ALGORITHMS
+TABLE = [
+    ("pcie5-switch", 2, [(4 * MB, ONE)]),
+    ("pcie5-switch", 3, [(64 * KB, ONE), (4 * MB, TWO)]),
+    ("pcie5-switch", 4, [(32 * KB, ONE), (4 * MB, TWO)]),
+    ("pcie5-switch", 8, [(14336, ONE), (4 * MB, TWO)]),
+    ("pcie5-cpu", 2, [(4 * MB, ONE)]),
+    ("pcie5-cpu", 4, [(43008, ONE), (4 * MB, TWO)]),
+    ("pcie5-cpu", 8, [(16 * KB, ONE), (4 * MB, TWO)]),
+    ("pcie5-4+4", 2, [(4 * MB, ONE)]),
+    ("pcie5-4+4", 3, [(64 * KB, ONE), (4 * MB, TWO)]),
+    ("pcie5-4+4", 4, [(43008, ONE), (4 * MB, TWO)]),
+    ("pcie5-4+4", 8, [(8 * KB, ONE), (4 * MB, ISLAND)]),
+    ("pcie5-dual-socket", 4, [(43008, ONE), (4 * MB, TWO)]),
+    ("pcie5-dual-socket", 8, [(8 * KB, ONE), (64 * KB, TWO), (4 * MB, ISLAND)]),
+    ("pcie4-switch", 8, [(4 * KB, ONE), (4 * MB, TWO)]),
+    ("pcie4-4+4", 8, [(4 * KB, ONE), (4 * MB, ISLAND)]),
+    ("nvlink", 2, [(4 * MB, ONE)]),
+    ("nvlink", 4, [(256 * KB, ONE), (4 * MB, TWO)]),
+    ("nvlink", 8, [(64 * KB, ONE), (4 * MB, TWO)]),
+    ("emulated", 2, [(4 * MB, ONE)]),
+    ("emulated", 8, [(32 * KB, ONE), (4 * MB, TWO)]),
+    ("cpu", 2, [(4 * MB, ONE)]),
+    ("cpu", 3, [(16 * KB, ONE), (4 * MB, TWO)]),
+    ("cpu", 4, [(14336, ONE), (4 * MB, TWO)]),
+    ("cpu", 8, [(4 * KB, ONE), (4 * MB, TWO)]),
+]
+LADDER = sorted({*(1 << power for power in range(10, 23)), 14336, 43008, 57344})
+
+
+@pytest.mark.parametrize(("preset", "world", "expected"), TABLE)
+def test_choices(preset: str, world: int, expected: list[tuple[int, str]]) -> None:
+    known = PRESETS[preset]
+    islands = known.islands and serves("island", world, True)
+    chosen = {}
+    for nbytes in LADDER:
+        plan = choose(world, nbytes, 2, islands, known.figures, 1 << 30, 96)
+        assert plan is not None
+        chosen[nbytes] = plan.algorithm
+    assert chosen == {nbytes: next(name for most, name in expected if nbytes <= most) for nbytes in LADDER}
+
+
+def test_float32_islands_pay_earlier_because_their_partials_are_no_larger() -> None:
+    assert plan_for("pcie5-dual-socket", 8, 43008, 2).algorithm == "two_shot"
+    assert plan_for("pcie5-dual-socket", 8, 43008, 4).algorithm == "island"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_algorithm_does_not_depend_on_how_a_rank_can_launch(preset: str) -> None:
+    known = PRESETS[preset]
+    for world, nbytes in itertools.product(range(2, 9), LADDER):
+        islands = known.islands and serves("island", world, True)
+        about = (world, nbytes, 2, islands, known.figures, area_packs_for(world, 4 * MB))
+        plans = [choose(*about, blocks) for blocks in (1, 5, 49, 96)]
+        assert len({plan.algorithm for plan in plans if plan is not None}) == 1
+        assert None not in plans
+
+
+# (ranks, bytes, blocks, threads): the best found on two H200, one-shot, and as good as the best at 512 KB.
+MEASURED = [(2, 14336, 7, 128), (2, 43008, 21, 128), (2, 57344, 28, 128), (2, 131072, 32, 256), (2, 524288, 64, 256)]
+
+
+@pytest.mark.parametrize(("world", "nbytes", "blocks", "threads"), MEASURED)
+def test_shapes_of_one_shot_are_the_measured_ones(world: int, nbytes: int, blocks: int, threads: int) -> None:
+    assert plan_for("nvlink", world, nbytes, algorithm="one_shot") == Plan("one_shot", blocks, threads)
+    assert plan_one_shot(nbytes, 96) == Plan("one_shot", blocks, threads)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("max_blocks", [1, 2, 7, 49, 96])
+def test_shapes_are_launchable_and_waste_less_than_a_warp_a_block(algorithm: str, max_blocks: int) -> None:
+    for nbytes in (*range(1, 3000, 13), *LADDER):
+        count = lanes(algorithm, 8, nbytes)
+        blocks, threads = shape(algorithm, count, max_blocks)
+        assert 1 <= blocks <= max_blocks
+        assert threads in range(32, 257, 32)
+        assert (blocks * threads < count + 32 * blocks) or threads == 32
+        assert blocks * threads >= count or threads == 256
