@@ -16,6 +16,7 @@ namespace {
 
 template <class T>
 T* pointer(std::uintptr_t address) {
+  if (address == 0) throw std::invalid_argument("the tensor has no memory (is it a fake or a meta tensor?)");
   return reinterpret_cast<T*>(address);
 }
 
@@ -32,6 +33,15 @@ py::object describe(const FaultRecord* record) {
   fault["ours"] = py::make_tuple(record->ours[0], record->ours[1], record->ours[2]);
   fault["theirs"] = py::make_tuple(record->theirs[0], record->theirs[1], record->theirs[2]);
   return fault;
+}
+
+// (calls, total seconds, worst seconds) of every rank.
+py::list describe(const std::vector<PeerWait>& waits) {
+  py::list peers;
+  for (const PeerWait& wait : waits) {
+    peers.append(py::make_tuple(wait.calls, static_cast<double>(wait.total_ns) * 1e-9, wait.worst_us * 1e-6));
+  }
+  return peers;
 }
 
 std::vector<std::string> strings(const std::vector<py::bytes>& handles) { return {handles.begin(), handles.end()}; }
@@ -106,6 +116,7 @@ PYBIND11_MODULE(_C, m) {
             return failed;
           })
       .def("fault", [](const CpuChannel& channel) { return describe(channel.fault()); })
+      .def("waits", [](const CpuChannel& channel) { return describe(channel.waits()); })
       .def("close", &CpuChannel::close);
 
 #if PCIE_ALLREDUCE_WITH_CUDA
@@ -126,6 +137,7 @@ PYBIND11_MODULE(_C, m) {
                                 reinterpret_cast<cudaStream_t>(stream));
            })
       .def("fault", [](const GpuChannel& channel) { return describe(channel.fault()); })
+      .def("waits", [](const GpuChannel& channel) { return describe(channel.waits()); })
       .def("resident_blocks", &GpuChannel::resident_blocks)
       .def("close", &GpuChannel::close, py::arg("patience"), py::call_guard<py::gil_scoped_release>());
   m.def(

@@ -5,32 +5,41 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import threading
 import weakref
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from . import _C, ops
-from .errors import ClosedError, SetupError
+from .construction import CLOSE_PATIENCE, Wishes, agree, build, describe, device_of
+from .errors import ClosedError
 from .faults import fault_error
-from .rendezvous import Member, Rendezvous, disagreement
-from .transport import DTYPE_CODES, CpuTransport, PeerTransport, Transport, check_peer_access
+from .plan import Plan, choose
+from .rendezvous import Rendezvous
+from .transport import DTYPE_CODES, Transport
+from .watcher import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .watcher import Callback
+
 logger = logging.getLogger("pcie_allreduce")
 
-DEFAULT_MAX_BYTES = 256 * 1024
-GREETING_DEADLINE = 5.0
-LONGEST_TIMEOUT = 86400.0
-CLOSE_PATIENCE = 5.0
-
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class PeerStats:
+    """How late one peer was, as this rank saw it. Seconds from when this rank began to wait."""
+
+    rank: int
+    calls: int
+    waited: float
+    worst: float
 
 
 class Communicator:
@@ -41,12 +50,13 @@ class Communicator:
     Args:
         group: any torch.distributed group that can move bytes (gloo will do); 2 to 8 ranks. None: the default group.
         device: "cpu", or the CUDA device of this rank, such as "cuda:3".
-        fallback: a group that can reduce on this device. Serves what this communicator does not; without it, that raises.
+        fallback: a group that can reduce on this device. Serves what this one does not; without it, that raises.
         max_bytes: the largest tensor served, in bytes. It sizes the mailbox: see `memory_bytes`.
         timeout: seconds that one call may wait for its peers, after the warm-up.
         warmup_timeout: the same for the first 1,000 calls, or until the first replay of a CUDA graph.
         transport: "auto", "cpu" or "peer" (GPU memory by P2P).
-        algorithm: "auto" or "one_shot".
+        algorithm: "auto", "one_shot", "two_shot" or "island" (two groups of equally many GPUs, found in the topology or
+            named in PCIE_ALLREDUCE_ISLANDS, such as "0-3|4-7").
 
     Raises:
         SetupError: on every rank, with the same reason, when any rank cannot take part.
@@ -74,64 +84,22 @@ class Communicator:
         self.calls = 0
         self._fallback = fallback
         self._turn = threading.Lock()
-        member = rendezvous.stage(
-            "checking the arguments",
-            lambda: self._describe(device, max_bytes, transport, algorithm, float(timeout), float(warmup_timeout)),
-        )
-        members = rendezvous.gather(member)
-        differ = disagreement(members)
-        if differ is not None:
-            raise SetupError(differ)
+        wishes = Wishes(device, max_bytes, timeout, warmup_timeout, transport, algorithm)
+        member = rendezvous.stage("checking the arguments", lambda: describe(wishes, self.rank, self.world_size))
+        self.device = device_of(member)
+        self.max_bytes = member.max_bytes
+        members, self._survey = agree(rendezvous, member)
+        self._algorithm = algorithm
+        self._area_packs = member.area_packs
+        self._plans: dict[tuple[int, torch.dtype], Plan | None] = {}
         self.memory_bytes: int = _C.slab_bytes(member.area_packs)
         logger.info("rank %d takes %.2f MB on %s for its mailbox", self.rank, self.memory_bytes / 1e6, self.device)
-        self._transport = _build(rendezvous, self.device, members)
+        self._transport = build(rendezvous, members, self._survey)
         self.transport = self._transport.name
         self._finalizer = weakref.finalize(self, _let_go, self._transport)
         self._key = ops.register(self)
         self._closed = None
         _open.add(self)
-
-    def _describe(
-        self,
-        device: str | torch.device,
-        max_bytes: int | None,
-        transport: str,
-        algorithm: str,
-        timeout: float,
-        warmup_timeout: float,
-    ) -> Member:
-        self.device = torch.device(device)
-        self.max_bytes = DEFAULT_MAX_BYTES if max_bytes is None else int(max_bytes)
-        if not 2 <= self.world_size <= _C.MAX_WORLD:
-            raise SetupError(f"the group has {self.world_size} ranks; 2 to {_C.MAX_WORLD} are served")
-        if not 16 <= self.max_bytes <= 1 << 30:
-            raise SetupError(f"max_bytes is {self.max_bytes}; it must be within 16 and {1 << 30}")
-        if not 0 < timeout <= warmup_timeout <= LONGEST_TIMEOUT:
-            raise SetupError(
-                f"timeout {timeout:g} s and warmup_timeout {warmup_timeout:g} s must be positive, in this order, and at "
-                f"most {LONGEST_TIMEOUT:g} s"
-            )
-        if algorithm not in ("auto", "one_shot"):
-            raise SetupError(f"algorithm {algorithm!r} is none of auto, one_shot")
-        expected = _transport_for(self.device)
-        if transport not in ("auto", expected):
-            raise SetupError(f"transport {transport!r} does not serve {self.device}; auto or {expected!r} does")
-        if self.device.type == "cuda" and self.device.index is None:
-            self.device = torch.device("cuda", torch.cuda.current_device())
-        return Member(
-            version=_C.build_info()["version"],
-            layout=_C.build_info()["layout"],
-            host=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-            hostname=socket.gethostname(),
-            device=self.device.type,
-            device_id=_device_id(self.device),
-            max_bytes=self.max_bytes,
-            area_packs=_C.packs_used(1, 0, self.world_size, self.max_bytes),
-            transport=transport,
-            algorithm=algorithm,
-            timeout=timeout,
-            warmup_timeout=warmup_timeout,
-        )
 
     def why_not(self, x: torch.Tensor) -> str | None:
         """Why x is not served by this communicator itself, with the value and the limit; None when it is."""
@@ -143,8 +111,24 @@ class Communicator:
         return self._refusal(x) is None
 
     def algorithm_for(self, x: torch.Tensor) -> str:
-        """Name of the algorithm that serves x: "one_shot", or "none" where the fallback or an error does."""
-        return "one_shot" if self.supports(x) else "none"
+        """Name of the algorithm that serves x; "none" where the fallback or an error does."""
+        plan = self._plan(x) if self.supports(x) and x.numel() > 0 else None
+        return "none" if plan is None else plan.algorithm
+
+    def _plan(self, x: torch.Tensor) -> Plan | None:
+        key = (x.nbytes, x.dtype)
+        if key not in self._plans:
+            self._plans[key] = choose(
+                self.world_size,
+                x.nbytes,
+                x.element_size(),
+                self._survey.islands is not None,
+                self._survey.figures,
+                self._area_packs,
+                self._transport.max_blocks,
+                self._algorithm,
+            )
+        return self._plans[key]
 
     def _refusal(self, x: torch.Tensor) -> Exception | None:
         if self._closed is not None:
@@ -159,6 +143,10 @@ class Communicator:
             return ValueError(f"the tensor is not contiguous: shape {tuple(x.shape)}, strides {x.stride()}")
         if x.nbytes > self.max_bytes:
             return ValueError(f"the tensor has {x.nbytes} bytes; this communicator's max_bytes is {self.max_bytes}")
+        if x.numel() > 0 and self._plan(x) is None:
+            return ValueError(
+                f"algorithm {self._algorithm!r} does not serve {x.nbytes} bytes of {x.dtype} in this mailbox"
+            )
         if x.requires_grad and torch.is_grad_enabled():
             return ValueError("the tensor requires grad, and gradients are not recorded: use torch.no_grad()")
         return None
@@ -191,10 +179,12 @@ class Communicator:
             out = torch.empty_like(x)
         if x.numel() == 0:  # launches nothing and advances nothing, on every rank
             return out
+        plan = self._plan(x)
+        assert plan is not None  # or it had been refused
         if not self._turn.acquire(blocking=False):
             raise RuntimeError("another thread is inside a call of this communicator; one call at a time is served")
         try:
-            if self._transport.all_reduce(x, out, x.nbytes):
+            if self._transport.all_reduce(x, out, plan):
                 out.fill_(float("nan"))
                 self.check()
             self.calls += 1
@@ -227,11 +217,31 @@ class Communicator:
 
     def check(self) -> None:
         """Raises what a kernel or a call has reported, if anything; costs about a microsecond."""
-        if self._closed is not None:
-            raise ClosedError(f"the communicator {self._closed}")
+        self._require_open()
         fault = self._transport.fault()
         if fault is not None:
             raise fault_error(fault, self.rank, self.world_size)
+
+    def stats(self) -> tuple[PeerStats, ...]:
+        """How long this rank has waited for each rank to begin its calls; its own entry is all zero.
+
+        Counted by the kernels themselves, graph replays included; may be read while they run.
+        """
+        self._require_open()
+        return tuple(PeerStats(rank, *wait) for rank, wait in enumerate(self._transport.waits()))
+
+    def watch(self, callback: Callback | None = None, *, interval: float = 0.2, abort: bool = False) -> Watcher:
+        """Looks for faults from a thread, since no Python runs while a CUDA graph replays.
+
+        A fault is logged and given to `callback` (on that thread), once, at most `interval` seconds after its report;
+        with `abort` the process then ends by SIGABRT. Returns the watcher; `stop()` ends it.
+        """
+        self._require_open()
+        return Watcher(self.check, callback, interval, abort)
+
+    def _require_open(self) -> None:
+        if self._closed is not None:
+            raise ClosedError(f"the communicator {self._closed}")
 
     def close(self) -> None:
         """Lets go of all memory. No collective: peers that still wait for this rank raise ClosedError. Idempotent.
@@ -246,7 +256,7 @@ class Communicator:
         self._finalizer.detach()
         if not self._transport.close(CLOSE_PATIENCE):
             logger.warning(
-                "rank %d keeps its %d bytes on %s until the process ends: a peer has not closed yet and may still write",
+                "rank %d keeps its %d bytes on %s until the process ends: a peer has not closed and may still write",
                 self.rank, self.memory_bytes, self.device,
             )  # fmt: skip
 
@@ -264,66 +274,17 @@ class Communicator:
         )
 
 
-def _transport_for(device: torch.device) -> str:
-    if device.type == "cpu":
-        return "cpu"
-    if device.type != "cuda":
-        raise SetupError(f"device {device} is not served; cpu and cuda are")
-    if not _C.build_info()["cuda"]:
-        raise SetupError(f"this build serves CPU ranks only ({_C.build_info()['cpu_only_reason']}); see pcie-allreduce info")
-    if not torch.cuda.is_available():
-        raise SetupError("torch sees no CUDA device")
-    if device.index is not None and device.index >= torch.cuda.device_count():
-        raise SetupError(f"{device} does not exist: torch sees {torch.cuda.device_count()} CUDA devices")
-    return "peer"
-
-
-def _device_id(device: torch.device) -> str:
-    return "" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
-
-
 def _check_out(x: torch.Tensor, out: torch.Tensor) -> None:
     if not isinstance(out, torch.Tensor):
         raise TypeError(f"out must be a torch.Tensor, not {type(out).__name__}")
     if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
         raise ValueError(
-            f"out is {out.dtype} {tuple(out.shape)} on {out.device}{'' if out.is_contiguous() else ', not contiguous'}; "
+            f"out is {out.dtype} {tuple(out.shape)} on {out.device}, contiguous: {out.is_contiguous()}; "
             f"it must be contiguous {x.dtype} {tuple(x.shape)} on {x.device}"
         )
     apart = abs(out.data_ptr() - x.data_ptr())
     if 0 < apart < x.nbytes:
         raise ValueError(f"out and x overlap: {apart} bytes lie between their starts, and each has {x.nbytes}")
-
-
-def _build(rendezvous: Rendezvous, device: torch.device, members: list[Member]) -> Transport:
-    """Mailboxes of all ranks, mapped by all ranks and seen to work, or SetupError on all of them."""
-    me = members[rendezvous.rank]
-    sizes = (rendezvous.rank, rendezvous.world_size, me.area_packs, me.timeout, me.warmup_timeout)
-    if device.type == "cuda":
-        rendezvous.stage("checking P2P", lambda: check_peer_access(device, members))
-    transport: Transport | None = None
-
-    def allocate() -> Transport:
-        nonlocal transport
-        transport = CpuTransport(*sizes) if device.type == "cpu" else PeerTransport(device, *sizes)
-        if isinstance(transport, PeerTransport):
-            transport.share_gpu(sum(member.device_id == me.device_id for member in members))
-        return transport
-
-    try:
-        built = rendezvous.stage("allocating the mailbox", allocate)
-        handles = rendezvous.gather(built.handle())
-        rendezvous.stage("mapping the peers' mailboxes", lambda: built.open(handles))
-        built.forget_names()
-        rendezvous.stage(
-            "the first exchange with the peers",
-            lambda: built.greet(rendezvous.rank, rendezvous.world_size, GREETING_DEADLINE),
-        )
-    except BaseException:
-        if transport is not None:
-            transport.close(CLOSE_PATIENCE)
-        raise
-    return built
 
 
 def _let_go(transport: Transport) -> None:

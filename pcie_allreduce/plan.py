@@ -182,23 +182,15 @@ def choose(
 def shape(algorithm: str, lane_count: int, max_blocks: int) -> tuple[int, int]:
     """Blocks and data threads: small blocks start and synchronise faster and spread over the GPU, while they last.
 
-    One-shot's bounds are measured (two H200, 14 to 512 KB); the others' lanes store to every peer twice or thrice, and
-    get smaller blocks on the ground that a multiprocessor's stores queue. Not measured yet.
+    The bounds are measured: two H200, 14 KB to 1 MB, one-shot at 2 and 8 ranks, the others at 8.
     """
-    smallest = 128 if algorithm == "one_shot" else 64
-    threads = smallest if lane_count <= 1024 else 128 if lane_count <= 4096 else MAX_THREADS
+    threads = 128 if lane_count <= (4096 if algorithm == "one_shot" else 2048) else MAX_THREADS
     most = min(max_blocks, USEFUL_BLOCKS)
     if most * threads < lane_count:
         threads = MAX_THREADS
     blocks = max(1, min(most, -(-lane_count // threads)))
     evenly = -(-lane_count // blocks // 32) * 32
     return blocks, max(32, min(threads, evenly))
-
-
-@lru_cache(maxsize=4096)
-def plan_one_shot(nbytes: int, max_blocks: int) -> Plan:
-    """One-shot's plan, whatever else there is."""
-    return Plan("one_shot", *shape("one_shot", packs_of(nbytes), max_blocks))
 
 
 def _owners(algorithm: str, world: int) -> int:

@@ -1,7 +1,7 @@
 """Ranks set up together or not at all.
 
-Each stage of the set-up runs on every rank and ends with an exchange of verdicts, so that no rank ever uses what another
-has failed to provide, and all raise the same sentence.
+Each stage of the set-up runs on every rank and ends with an exchange of verdicts, so that no rank ever uses what
+another has failed to provide, and all raise the same sentence.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Member:
     host: str  # the boot id: the same in all containers of a machine
     hostname: str
     device: str  # "cpu" or "cuda"
+    device_index: int
     device_id: str  # the GPU's UUID, "" for the CPU
     max_bytes: int
     area_packs: int

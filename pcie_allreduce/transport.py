@@ -10,25 +10,27 @@ import torch
 
 from . import _C
 from .errors import SetupError
-from .plan import plan_one_shot
+from .faults import ALGORITHMS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from .plan import Plan
     from .rendezvous import Member
 
 DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_ONE_SHOT = 1
+ALGORITHM_CODES = {name: code for code, name in ALGORITHMS.items()}
 
 
 class Transport(ABC):
     """One rank's end of the mailboxes."""
 
     name: str
+    max_blocks: int  # of one launch
     _channel: Any
 
     @abstractmethod
-    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, nbytes: int) -> bool:
+    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
         """Starts (GPU) or performs (CPU) the call; True when the channel has a fault to report."""
 
     @abstractmethod
@@ -42,12 +44,19 @@ class Transport(ABC):
     def open(self, handles: Sequence[bytes]) -> None:
         self._channel.open(handles)
 
+    def set_islands(self, first: Iterable[int]) -> None:
+        self._channel.set_islands(sum(1 << rank for rank in first))
+
     def forget_names(self) -> None:
         self._channel.forget_names()
 
     def fault(self) -> dict[str, Any] | None:
         fault: dict[str, Any] | None = self._channel.fault()
         return fault
+
+    def waits(self) -> list[tuple[int, float, float]]:
+        waits: list[tuple[int, float, float]] = self._channel.waits()
+        return waits
 
     def greet(self, rank: int, world_size: int, deadline: float) -> None:
         """Exchanges known bytes with every peer; raises with the pairs that failed."""
@@ -67,14 +76,15 @@ class CpuTransport(Transport):
     """CPU ranks in shared memory."""
 
     name = "cpu"
+    max_blocks = 1
 
     def __init__(self, rank: int, world_size: int, area_packs: int, timeout: float, warmup_timeout: float) -> None:
         crowded = world_size > len(os.sched_getaffinity(0))
         self._channel = _C.CpuChannel(rank, world_size, area_packs, timeout, warmup_timeout, crowded)
 
-    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, nbytes: int) -> bool:
+    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
         failed: bool = self._channel.all_reduce(
-            x.data_ptr(), out.data_ptr(), nbytes, _ONE_SHOT, DTYPE_CODES[x.dtype]
+            x.data_ptr(), out.data_ptr(), x.nbytes, ALGORITHM_CODES[plan.algorithm], DTYPE_CODES[x.dtype]
         )
         return failed
 
@@ -93,7 +103,7 @@ class PeerTransport(Transport):
     ) -> None:
         self._device = device
         self._channel = _C.GpuChannel(device.index, rank, world_size, area_packs, timeout, warmup_timeout)
-        self._max_blocks = 0
+        self.max_blocks = 0  # until share_gpu
 
     def share_gpu(self, ranks_on_this_gpu: int) -> None:
         """Limits the launches so that every block which may wait at the same time on this GPU is resident at once.
@@ -101,18 +111,24 @@ class PeerTransport(Transport):
         Twice: a dependent grid already holds its slots while its predecessor ends.
         """
         resident = self._channel.resident_blocks(256)
-        self._max_blocks = min(_C.MAX_BLOCKS, resident // (2 * ranks_on_this_gpu))
-        if self._max_blocks < 1:
+        self.max_blocks = min(_C.MAX_BLOCKS, resident // (2 * ranks_on_this_gpu))
+        if self.max_blocks < 1:
             raise SetupError(
                 f"{self._device} holds {resident} blocks of 256 threads at once, too few for {ranks_on_this_gpu} ranks "
                 "that wait for each other on it"
             )
 
-    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, nbytes: int) -> bool:
-        plan = plan_one_shot(nbytes, self._max_blocks)
+    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
         stream = torch.cuda.current_stream(self._device).cuda_stream
         failed: bool = self._channel.all_reduce(
-            x.data_ptr(), out.data_ptr(), nbytes, _ONE_SHOT, DTYPE_CODES[x.dtype], plan.blocks, plan.threads, stream
+            x.data_ptr(),
+            out.data_ptr(),
+            x.nbytes,
+            ALGORITHM_CODES[plan.algorithm],
+            DTYPE_CODES[x.dtype],
+            plan.blocks,
+            plan.threads,
+            stream,
         )
         return failed
 
@@ -130,6 +146,6 @@ def check_peer_access(device: torch.device, members: Sequence[Member]) -> None:
         if index in (None, device.index) or torch.cuda.can_device_access_peer(device.index, index):
             continue
         raise SetupError(
-            f"no P2P between {device} and cuda:{index} (rank {rank}'s GPU): the driver says that they cannot reach each "
-            "other's memory"
+            f"no P2P between {device} and cuda:{index} (rank {rank}'s GPU): the driver says that they cannot reach "
+            "each other's memory"
         )

@@ -118,6 +118,19 @@ const FaultRecord* GpuChannel::fault() const {
                                                                                                : nullptr;
 }
 
+std::vector<PeerWait> GpuChannel::waits() const {
+  const DeviceScope scope(device_);
+  std::vector<PeerWait> waited(channel_.world);
+  cudaStream_t stream = nullptr;
+  require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+  cudaError_t error = cudaMemcpyAsync(waited.data(), control_of(own_.data())->waited, waited.size() * sizeof(PeerWait),
+                                      cudaMemcpyDeviceToHost, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+  require(error, "reading how long peers were waited for");
+  return waited;
+}
+
 bool GpuChannel::close(double patience) {
   if (closed_) return true;
   const DeviceScope scope(device_);

@@ -25,6 +25,7 @@ class GpuChannel {
   bool all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype, unsigned blocks,
                   unsigned threads, cudaStream_t stream);
   const FaultRecord* fault() const;
+  std::vector<PeerWait> waits() const;  // one a rank; read beside running kernels
   // Synchronises, tells the peers not to wait for this rank any more, and unmaps them. The slab is freed once every peer
   // has done so too, or has died; false: one had not after `patience` seconds, and the slab is kept until the process ends.
   bool close(double patience);

@@ -108,6 +108,15 @@ class Machine {
   __device__ __forceinline__ void arm(Pack* slot) const { ptx::st_relaxed_sys_v4(slot, empty_pack()); }
   __device__ __forceinline__ void tell(Word* verdict, Word value) const { ptx::st_relaxed_sys(verdict, value); }
 
+  __device__ __forceinline__ std::uint64_t clock_ns() const { return ptx::globaltimer_ns(); }
+  __device__ __forceinline__ PeerWait waited(Word peer) const {
+    if (blockIdx.x != 0) return {};
+    return bits_as<PeerWait>(ptx::ld_relaxed_gpu_v4(waits() + peer));
+  }
+  __device__ __forceinline__ void set_waited(Word peer, const PeerWait& waited) const {
+    if (blockIdx.x == 0) ptx::st_relaxed_gpu_v4(waits() + peer, bits_as<Pack>(waited));
+  }
+
   __device__ __forceinline__ WaitVerdict keep_waiting(Wait& wait, const Call& call) {
 #if defined(PCIE_ALLREDUCE_NO_DEADLINE)
     return WaitVerdict::kGoOn;
@@ -134,6 +143,9 @@ class Machine {
  private:
   static constexpr Word kPollsBetweenLooks = 256;  // some 100 us of polling one's own memory
 
+  __device__ __forceinline__ Pack* waits() const {
+    return reinterpret_cast<Pack*>(control_of(channel_.slab[channel_.rank])->waited);
+  }
   __device__ __forceinline__ static Word data_threads() { return blockDim.x - kStewards; }
 
   template <class Visit>

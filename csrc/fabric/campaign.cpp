@@ -11,6 +11,7 @@ namespace pcie_allreduce::fabric {
 namespace {
 
 constexpr std::size_t kLinesShown = 240;
+constexpr std::size_t kSeedsShown = 2000;
 
 struct Failure {
   std::uint64_t seed;
@@ -117,6 +118,10 @@ int search(const Campaign& campaign) {
   const Found found = run_all(campaign, false);
   std::map<std::string, std::size_t> kinds;
   for (const Failure& failure : found.failures) ++kinds[name_of(failure.violation.breach)];
+  for (std::size_t i = 1; i < std::min(found.failures.size(), kSeedsShown); ++i) {
+    const Failure& failure = found.failures[i];
+    std::printf("seed %llu: %s\n", static_cast<unsigned long long>(failure.seed), told(failure.violation).c_str());
+  }
   if (!found.failures.empty()) tell(campaign, found.failures[0]);
   for (const auto& [kind, count] : kinds) std::printf("%zu x %s\n", count, kind.c_str());
   std::printf("schedules=%llu violations=%zu\n", static_cast<unsigned long long>(found.schedules), found.failures.size());

@@ -1,5 +1,6 @@
 #include "fabric/lane.h"
 
+#include <bit>
 #include <cstring>
 
 #include "fabric/simulation.h"
@@ -116,6 +117,19 @@ Pack Lane::peek(const Pack* slot) {
   return pack;
 }
 
+PeerWait Lane::waited(Word peer) {
+  if (block() != 0) return {};
+  const Word* from = reinterpret_cast<const Word*>(&control_of(channel_.slab[rank_.number])->waited[peer]);
+  Word words[sizeof(PeerWait) / sizeof(Word)];
+  for (Word w = 0; w < 4; ++w) words[w] = load(from + w);
+  return std::bit_cast<PeerWait>(words);
+}
+
+void Lane::set_waited(Word peer, const PeerWait& waited) {
+  if (block() != 0) return;
+  store_pack(reinterpret_cast<Pack*>(&control_of(channel_.slab[rank_.number])->waited[peer]), std::bit_cast<Pack>(waited));
+}
+
 void Lane::fence() {
   access();
   simulation_.memory().fence(id);
@@ -125,6 +139,11 @@ void Lane::fence() {
 bool Lane::elect(Word* word) {
   access();
   return simulation_.memory().exchange(id, simulation_.memory().index(word), 1) == 0;
+}
+
+void Lane::settle() {
+  asleep_until = now() + 50'000'000;
+  simulation_.scheduler().pause(*this);
 }
 
 // The caller's memory. Plain accesses: what they may race with is kept apart by launch boundaries.
@@ -238,7 +257,7 @@ WaitVerdict Lane::keep_waiting(Wait& wait, const Call& call) {
 void Lane::fault(const Fault& fault, const Call& call) {
   simulation_.note(*this, {.what = Happened::kAccuses, .value = {fault.missing}, .note = static_cast<Word>(fault.reason)});
   simulation_.checker().gave_up(rank_.number, grid_.call);
-  publish_fault<Access>(channel_, kind_algorithm(rank_.requests[grid_.call].kind), call.number, fault, waited_);
+  publish_fault<Access>(channel_, rank_.requests[grid_.call], call, fault, waited_);
 }
 
 Pack* Lane::shared() const { return simulation_.memory().shared(); }

@@ -29,6 +29,8 @@ class Lane : public Task {
   virtual Pack peek(const Pack* slot);
   virtual void arm(Pack* slot);
   virtual void fence();
+  PeerWait waited(Word peer);
+  void set_waited(Word peer, const PeerWait& waited);
   virtual void tell(Word* verdict, Word value) { store(verdict, value); }
   virtual WaitVerdict keep_waiting(Wait& wait, const Call& call);
   virtual void fault(const Fault& fault, const Call& call);
@@ -37,6 +39,7 @@ class Lane : public Task {
   void store(Word* word, Word value);
   virtual Word load_abort(const Word* word) { return load(word); }  // when a fault is published
   bool elect(Word* word);
+  void settle();
   std::uint64_t now() const;
 
   // For the models: what they keep beside the mailboxes, and what a real one would have recorded.
@@ -81,6 +84,7 @@ struct Access {
   static void store(Word* word, Word value) { Lane::current().store(word, value); }
   static bool elect(Word* word) { return Lane::current().elect(word); }
   static void fence() { Lane::current().fence(); }
+  static void settle() { Lane::current().settle(); }
 };
 
 }  // namespace pcie_allreduce::fabric

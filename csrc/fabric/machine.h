@@ -42,6 +42,9 @@ class Machine {
   }
   void fence() { lane_.fence(); }
   void tell(Word* verdict, Word value) { lane_.tell(verdict, value); }
+  std::uint64_t clock_ns() const { return lane_.now(); }
+  PeerWait waited(Word peer) const { return lane_.waited(peer); }
+  void set_waited(Word peer, const PeerWait& waited) const { lane_.set_waited(peer, waited); }
   WaitVerdict keep_waiting(Wait& wait, const Call& call) { return lane_.keep_waiting(wait, call); }
   void fault(const Fault& fault, const Call& call) { lane_.fault(fault, call); }
   Lane& lane() { return lane_; }

@@ -71,7 +71,7 @@ void pull(MachineType& machine, const Channel& channel, const Request& request) 
     if (peer != channel.rank) lane.store(flag(peer, channel.rank), epoch);
   }
   bool failed = false;
-  Wait wait(Stage::kGather);
+  Wait wait(Algorithm::kNone, Stage::kSignature);
   for (Word source = 0; source < kWorld && !failed; ++source) {
     if (source == channel.rank) continue;
     const auto there = [&] {
@@ -80,7 +80,7 @@ void pull(MachineType& machine, const Channel& channel, const Request& request) 
     };
     while (!there() && !failed) {
       if (machine.keep_waiting(wait, call) != WaitVerdict::kOutOfTime || there()) continue;
-      machine.fault({Reason::kTimeout, Stage::kGather, 1u << source, {}}, call);
+      machine.fault({Reason::kTimeout, Stage::kGather, 1u << source}, call);
       failed = true;
     }
   }

@@ -90,7 +90,9 @@ std::string name_of(const LaneId& lane) {
 std::vector<std::string> Timeline::told(const std::function<std::string(Word, Word)>& name) const {
   std::vector<std::string> lines;
   std::map<std::tuple<Word, Word, Word, Word, Word>, std::vector<Word>> seen;
-  for (const Event& event : events_) {
+  std::size_t alike = 0;
+  for (std::size_t i = 0; i < events_.size(); ++i) {
+    const Event& event = events_[i];
     if (event.what == Happened::kLooks) {
       const LaneId& by = event.lane;
       std::vector<Word> what(event.value, event.value + 4);
@@ -98,9 +100,14 @@ std::vector<std::string> Timeline::told(const std::function<std::string(Word, Wo
       if (last == what) continue;
       last = what;
     }
+    const bool again = event.what == Happened::kArms && i + 1 < events_.size() && events_[i + 1].what == Happened::kArms &&
+                       events_[i + 1].lane == event.lane && event.note == 0;
+    if (again && ++alike > 1) continue;
     const bool placed = event.what == Happened::kPuts || event.what == Happened::kArms || event.what == Happened::kStores ||
                         event.what == Happened::kArrives || event.what == Happened::kLooks;
     const std::string place = placed ? name(event.word, event.lane.call) : "";
+    if (!again && alike > 1) lines.push_back("      ... and " + std::to_string(alike - 1) + " more packs");
+    if (!again) alike = 0;
     lines.push_back("t=" + std::to_string(event.time) + "  " + name_of(event.lane) + " " + deed(event, place));
   }
   return lines;

@@ -72,6 +72,11 @@ const FaultRecord* CpuChannel::fault() const {
   return std::atomic_ref<const Word>(record_.valid).load(std::memory_order_acquire) != 0 ? &record_ : nullptr;
 }
 
+std::vector<PeerWait> CpuChannel::waits() const {
+  const PeerWait* waited = control_of(own_.data())->waited;
+  return {waited, waited + channel_.world};
+}
+
 void CpuChannel::close() {
   if (own_.data() == nullptr) return;
   const Control* own = control_of(own_.data());

@@ -27,6 +27,7 @@ class CpuChannel : private Watch {
   std::vector<Word> exchange(double timeout);  // Greeting of kMaxWorld x kGreetingPacks
   bool all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype);  // true: it failed
   const FaultRecord* fault() const;
+  std::vector<PeerWait> waits() const;  // one a rank
   // Tells the peers not to wait for this rank any more, and unmaps. A peer's mapping is its own: nobody is waited for.
   void close();
   std::size_t bytes() const { return slab_bytes(channel_.area_packs); }

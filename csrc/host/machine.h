@@ -135,6 +135,12 @@ class Machine {
   PAR_INLINE void arm(Pack* slot) const { put(slot, filled(every(kEmpty))); }
   void tell(Word* verdict, Word value) const { *verdict = value; }
 
+  std::uint64_t clock_ns() const { return now_ns(); }
+  PeerWait waited(Word peer) const { return control_of(channel_.slab[channel_.rank])->waited[peer]; }
+  void set_waited(Word peer, const PeerWait& waited) const {
+    control_of(channel_.slab[channel_.rank])->waited[peer] = waited;
+  }
+
   PAR_COLD WaitVerdict keep_waiting(Wait& wait, const Call& call) {
     if (++wait.polls % spins_ != 0) {
       cpu_pause();

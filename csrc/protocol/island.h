@@ -53,6 +53,7 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
       }
     }
     rearm(machine, channel, call);
+    failed = !signatures_agree(machine, about);
 
     const Word begin = place * shard;  // of the own shard
     const Word end = begin >= units ? 0 : (units - begin < shard ? units - begin : shard);
@@ -105,7 +106,6 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
         if (!failed && (awaited >> source & 1u)) machine.write(request, source * shard + i, got[source]);
       }
     }
-    failed = failed || !signatures_agree(machine, about);
   }
 
   if (machine.any_failed(failed)) {

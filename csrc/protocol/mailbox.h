@@ -36,11 +36,26 @@ struct alignas(32) BlockState {
 };
 static_assert(sizeof(BlockState) == 32, "one 32-byte sector, two vector loads");
 
+// How long this rank has waited for a peer to begin its calls. One writer; the host reads it while calls run.
+struct alignas(16) PeerWait {
+  std::uint64_t total_ns;
+  Word calls;
+  Word worst_us;
+  PAR_INLINE void add(std::uint64_t waited_ns) {
+    total_ns += waited_ns;
+    ++calls;
+    const Word us = waited_ns / 1000 > 0xFFFF'FFFFu ? 0xFFFF'FFFFu : static_cast<Word>(waited_ns / 1000);
+    worst_us = us > worst_us ? us : worst_us;
+  }
+};
+static_assert(sizeof(PeerWait) == 16, "one vector load");
+
 struct alignas(128) Control {
   BlockState block[kMaxBlocks];
   Word abort[kMaxWorld];  // word s: written by rank s alone; this rank's own word is its failure mark
   Word unused[24];
   Word elected;  // atomic in the rank's own memory: the first block to fail writes the record
+  PeerWait waited[kMaxWorld];
 };
 static_assert(sizeof(Control) <= 4096, "control fits its page");
 static_assert(offsetof(Control, abort) % 32 == 0, "the abort words are one sector, two vector loads");

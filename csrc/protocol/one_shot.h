@@ -33,18 +33,15 @@ PAR_INLINE void one_shot(Machine& machine, const Channel& channel, const Request
       for (Word hop = 1; hop < kWorld; ++hop) machine.put(to[hop - 1] + i * kUnitPacks, unit);
     }
     rearm(machine, channel, call);
+    failed = !signatures_agree(machine, about);
     const Slots slots{about.area + kLinePacks, layout.stride, rank};
-    for (Word i = mine.first; i < mine.end; i += mine.step) {  // a second loop: a GPU lane runs it once, a CPU streams
+    for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {  // a second loop: a GPU lane runs it once, a CPU streams
       Unit got[kWorld];
       const Unit own = encoded(machine.read(request, i));
       const Slots here{slots.first + i * kUnitPacks, slots.stride, rank};
-      if (!take_all(machine, about, Stage::kGather, here, own, got)) {
-        failed = true;
-        break;
-      }
-      machine.write(request, i, sum_in_rank_order<Element>(got));
+      failed = !take_all(machine, about, Stage::kGather, here, own, got);
+      if (!failed) machine.write(request, i, sum_in_rank_order<Element>(got));
     }
-    failed = failed || !signatures_agree(machine, about);
   }
 
   if (machine.any_failed(failed)) {  // every pack of a failed block is NaN, in this call and in all later ones

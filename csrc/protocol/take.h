@@ -141,13 +141,17 @@ PAR_INLINE void send_signatures(Machine& machine, const Waiting& about) {
   }
 }
 
-// Every block checks the signatures of all sources, so that no block hands out sums of another call's bytes.
+// Every block checks the signatures of all sources, so that no block hands out sums of another call's bytes. A signature is
+// the first thing that a rank sends: how long it is waited for is how late its rank is, and is counted once a rank.
 template <class Machine>
 PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about) {
   Wait wait(kind_algorithm(about.request.kind), Stage::kSignature);
   const Range sources = machine.once_a_block(about.channel.world - 1);
+  const std::uint64_t began = machine.clock_ns();
   for (Word index = sources.first; index < sources.end; index += sources.step) {
-    const Word source = 1u << source_of(index, about.channel.rank);
+    const Word peer = source_of(index, about.channel.rank);
+    const Word source = 1u << peer;
+    PeerWait waited = machine.waited(peer);  // loaded beside the wait, not behind it
     Pack theirs = machine.template peek<Pack>(about.area + index);
     while (!arrived(theirs)) {
       const WaitVerdict verdict = machine.keep_waiting(wait, about.call);
@@ -157,6 +161,8 @@ PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about) {
         return false;
       }
     }
+    waited.add(machine.clock_ns() - began);
+    machine.set_waited(peer, waited);
     if (!same(theirs, about.signature)) {
       machine.fault({Reason::kMismatch, Stage::kSignature, source}, about.call);
       return false;

@@ -39,8 +39,9 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
       }
     }
     rearm(machine, channel, call);
+    failed = !signatures_agree(machine, about);
     const Pack* scattered = about.area + kLinePacks;
-    for (Word i = mine.first; i < mine.end && rank * shard + i < units; i += mine.step) {
+    for (Word i = mine.first; i < mine.end && rank * shard + i < units && !failed; i += mine.step) {
       Unit got[kWorld];
       const Unit own = encoded(machine.read(request, rank * shard + i));
       if (!take_all(machine, about, Stage::kScatter, {scattered + i * kUnitPacks, layout.shard, rank}, own, got)) {
@@ -71,7 +72,6 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
         if (awaited >> source & 1u) machine.write(request, source * shard + i, got[source]);
       }
     }
-    failed = failed || !signatures_agree(machine, about);
   }
 
   if (machine.any_failed(failed)) {

@@ -137,7 +137,7 @@ def _overlay(path: Path, dtype: str, world: int, item: int, islands: bool, figur
         there = sorted({(row.world, row.dtype) for row in measured.rows})
         told = ", ".join(f"{ranks} ranks of {name}" for ranks, name in there) or "nothing"
         raise CannotModel(f"--overlay {path}: no row of ours with {world} ranks of {dtype}; the file has {told}")
-    label = f"{measured.environment['label']}; mode {rows[0].mode}"
+    label = f"{measured.environment.get('label', 'without a label')}; mode {rows[0].mode}"
     return {"file": path.name, "label": label, "rows": [_beside(row, item, islands, figures) for row in rows]}
 
 

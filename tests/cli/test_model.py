@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from pcie_allreduce import nvml
 from pcie_allreduce.bench.rows import Document, Row
 from pcie_allreduce.cli.main import main
 from pcie_allreduce.plan import LinkFigures
 from pcie_allreduce.presets import PRESETS
+from pcie_allreduce.topology import Gpu, Link, Snapshot
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "model.md"
 ROW = Row("pcie_allreduce", "peer", "one_shot", 2, 2, "bf16", 43008, "graph", 2.7, 2.6, 2.8, 9, 3, True, True, True)
@@ -103,11 +105,23 @@ def test_measured_rows_lie_beside_the_predictions(tmp_path: Path, capsys: pytest
     assert document["overlay"]["label"] == "measured: 2 ranks, each with a GPU of its own; mode graph"
     text = capsys.readouterr().out
     assert "bench.json: measured: 2 ranks, each with a GPU of its own; mode graph" in text
-    assert re.search(r"43,008 +2\.70 +2\.74 +1\.01 +one_shot", text)
+    assert re.search(r"43,008 +2\.70 +2\.24 +0\.83 +one_shot", text)
 
 
-def test_this_machine_is_modelled_when_it_has_gpus(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_this_machine_is_modelled_as_what_its_links_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    links = tuple(
+        tuple(Link.SAME_GPU if a == b else Link.SINGLE_SWITCH if a // 2 == b // 2 else Link.SYSTEM for b in range(4))
+        for a in range(4)
+    )
+    gpus = tuple(Gpu(f"GPU-{rank}", pcie_width=8, pcie_max_generation=4) for rank in range(4))
+    monkeypatch.setattr(nvml, "read", lambda: Snapshot(gpus, links, (("ok",) * 4,) * 4))
+    document = written(tmp_path, "--topology", "here")
+    assert (document["topology"], document["world"], document["islands"]) == ("pcie4-dual-socket", 4, True)
+    assert document["figures"]["egress_gbps"]["value"] == PRESETS["pcie4-dual-socket"].figures.egress_gbps / 2
+
+
+def test_this_machine_is_not_modelled_without_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert main(["model", "--topology", "here"]) == 2

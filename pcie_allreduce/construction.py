@@ -1,0 +1,158 @@
+"""How a communicator comes about: arguments, islands, mailboxes, first exchange, each agreed before the next."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from . import _C, nvml, plan, presets, topology
+from .errors import SetupError
+from .rendezvous import Member, Rendezvous, disagreement
+from .transport import CpuTransport, PeerTransport, Transport, check_peer_access
+
+DEFAULT_MAX_BYTES = 2 << 20
+GREETING_DEADLINE = 5.0
+LONGEST_TIMEOUT = 86400.0
+CLOSE_PATIENCE = 5.0
+ALGORITHMS = ("auto", "one_shot", "two_shot", "island")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The constructor's arguments, as they were given."""
+
+    device: str | torch.device
+    max_bytes: int | None
+    timeout: float
+    warmup_timeout: float
+    transport: str
+    algorithm: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What rank 0 sees of the machine; the same on all ranks, or they would choose different algorithms."""
+
+    islands: topology.Islands | None
+    reason: str
+    figures: plan.LinkFigures
+
+
+def describe(wishes: Wishes, rank: int, world_size: int) -> Member:
+    """Checks what this rank was given, and tells it to the others."""
+    device = _device(wishes.device)
+    max_bytes = DEFAULT_MAX_BYTES if wishes.max_bytes is None else int(wishes.max_bytes)
+    timeout, warmup_timeout = float(wishes.timeout), float(wishes.warmup_timeout)
+    if not 2 <= world_size <= _C.MAX_WORLD:
+        raise SetupError(f"the group has {world_size} ranks; 2 to {_C.MAX_WORLD} are served")
+    if not 16 <= max_bytes <= 1 << 30:
+        raise SetupError(f"max_bytes is {max_bytes}; it must be within 16 and {1 << 30}")
+    if not 0 < timeout <= warmup_timeout <= LONGEST_TIMEOUT:
+        raise SetupError(
+            f"timeout {timeout:g} s and warmup_timeout {warmup_timeout:g} s must be positive, in this order, and at "
+            f"most {LONGEST_TIMEOUT:g} s"
+        )
+    if wishes.algorithm not in ALGORITHMS:
+        raise SetupError(f"algorithm {wishes.algorithm!r} is none of {', '.join(ALGORITHMS)}")
+    expected = _transport_for(device)
+    if wishes.transport not in ("auto", expected):
+        raise SetupError(f"transport {wishes.transport!r} does not serve {device}; auto or {expected!r} does")
+    return Member(
+        version=_C.build_info()["version"],
+        layout=_C.build_info()["layout"],
+        host=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        hostname=socket.gethostname(),
+        device=device.type,
+        device_index=device.index or 0,
+        device_id="" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid),
+        max_bytes=max_bytes,
+        area_packs=plan.area_packs_for(world_size, max_bytes, wishes.algorithm),
+        transport=wishes.transport,
+        algorithm=wishes.algorithm,
+        timeout=timeout,
+        warmup_timeout=warmup_timeout,
+    )
+
+
+def agree(rendezvous: Rendezvous, member: Member) -> tuple[list[Member], Survey]:
+    """All members, which must not disagree, and rank 0's view of the machine."""
+    members = rendezvous.gather(member)
+    differ = disagreement(members)
+    if differ is not None:
+        raise SetupError(differ)
+    survey = rendezvous.gather(rendezvous.stage("looking at the machine", lambda: _survey(members)))[0]
+    if member.algorithm == "island" and survey.islands is None:
+        raise SetupError(f"algorithm 'island' needs two islands: {survey.reason}")
+    return members, survey
+
+
+def build(rendezvous: Rendezvous, members: list[Member], survey: Survey) -> Transport:
+    """Mailboxes of all ranks, mapped by all ranks and seen to work, or SetupError on all of them."""
+    me = members[rendezvous.rank]
+    device = device_of(me)
+    sizes = (rendezvous.rank, rendezvous.world_size, me.area_packs, me.timeout, me.warmup_timeout)
+    if device.type == "cuda":
+        rendezvous.stage("checking P2P", lambda: check_peer_access(device, members))
+    transport: Transport | None = None
+
+    def allocate() -> Transport:
+        nonlocal transport
+        transport = CpuTransport(*sizes) if device.type == "cpu" else PeerTransport(device, *sizes)
+        if isinstance(transport, PeerTransport):
+            transport.share_gpu(sum(member.device_id == me.device_id for member in members))
+        if survey.islands is not None:
+            transport.set_islands(survey.islands[0])
+        return transport
+
+    try:
+        built = rendezvous.stage("allocating the mailbox", allocate)
+        handles = rendezvous.gather(built.handle())
+        rendezvous.stage("mapping the peers' mailboxes", lambda: built.open(handles))
+        built.forget_names()
+        rendezvous.stage(
+            "the first exchange with the peers",
+            lambda: built.greet(rendezvous.rank, rendezvous.world_size, GREETING_DEADLINE),
+        )
+    except BaseException:
+        if transport is not None:
+            transport.close(CLOSE_PATIENCE)
+        raise
+    return built
+
+
+def device_of(member: Member) -> torch.device:
+    """The device that a member has named."""
+    return torch.device("cpu") if member.device == "cpu" else torch.device("cuda", member.device_index)
+
+
+def _device(given: str | torch.device) -> torch.device:
+    device = torch.device(given)
+    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _transport_for(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "cpu"
+    if device.type != "cuda":
+        raise SetupError(f"device {device} is not served; cpu and cuda are")
+    if not _C.build_info()["cuda"]:
+        why = _C.build_info()["cpu_only_reason"]
+        raise SetupError(f"{device} cannot be served: this build has CPU ranks only ({why}); see pcie-allreduce info")
+    if not torch.cuda.is_available():
+        raise SetupError(f"{device} cannot be served: torch sees no CUDA device")
+    if device.index >= torch.cuda.device_count():
+        raise SetupError(f"{device} does not exist: torch sees {torch.cuda.device_count()} CUDA devices")
+    return "peer"
+
+
+def _survey(members: list[Member]) -> Survey:
+    snapshot = nvml.read([member.device_id for member in members])
+    decision = topology.decide_islands(snapshot, os.environ.get("PCIE_ALLREDUCE_ISLANDS"))
+    figures = presets.preset_for(snapshot, decision.islands is not None).figures
+    return Survey(decision.islands, decision.reason, figures)

@@ -1,0 +1,162 @@
+"""The object that an engine's group keeps as its custom all-reduce.
+
+SGLang and vLLM ask it `should_custom_ar(x)` and, if yes, call `custom_all_reduce(x)` for a new tensor; graphs are
+captured inside `capture()`. Graphs of verify, draft and draft-extend steps and of prefill share one object, and replay
+on another stream than the one that captured them. It knows no engine, so tests drive it as an engine would.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..communicator import Communicator
+from ..errors import PcieAllReduceError
+from ..transport import DTYPE_CODES
+from .watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class EngineAllReduce:
+    """One group's all-reduce for an engine. Collective over the group; SetupError on every rank if it cannot be made.
+
+    Args:
+        group: a torch.distributed group that can move bytes (the engine's gloo group).
+        device: this rank's device.
+        name: how the log calls the group.
+        settings: timeouts, sizes, and what a fault leads to.
+        fallback: the engine's group that reduces on this device.
+        every_size: serve tensors over `max_bytes` too, in pieces, so that the order of a sum never depends on its size.
+        on_fault: called once, from any thread, with what a call or a kernel has reported.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        device: torch.device,
+        *,
+        name: str,
+        settings: Settings,
+        fallback: Any = None,
+        every_size: bool = False,
+        on_fault: Callable[[PcieAllReduceError], None],
+    ) -> None:
+        self.disabled = self.original_disabled = False  # the engine reads the first and may set it
+        self.name = name
+        self.served = 0  # calls; the replay of a graph is not a call
+        self.declined = 0  # counted by who routes the rest: should_custom_ar must stay pure
+        self._captured = 0
+        self._every_size = every_size
+        self._on_fault = on_fault
+        self._faulted = False
+        self._log_seconds = settings.log_seconds
+        self._reported = (0, 0, 0.0)
+        self._comm = Communicator(
+            group,
+            device,
+            fallback=fallback,
+            max_bytes=settings.max_bytes,
+            timeout=settings.timeout,
+            warmup_timeout=settings.warmup_timeout,
+        )
+        self._watch = Watch(self._look, f"pcie-allreduce {name}")
+        atexit.register(_close, weakref.ref(self))
+
+    @property
+    def communicator(self) -> Communicator:
+        return self._comm
+
+    def should_custom_ar(self, inp: torch.Tensor) -> bool:
+        """Whether custom_all_reduce serves inp. Of its shape, dtype, device and contiguity alone, so that all ranks say
+        the same. Not by `Communicator.supports`: Dynamo would compile its reasons anew for each refused shape."""
+        return (
+            not self.disabled
+            and inp.dtype in DTYPE_CODES
+            and inp.device == self._comm.device
+            and inp.is_contiguous()
+            and (self._every_size or inp.numel() * inp.element_size() <= self._comm.max_bytes)
+        )
+
+    def custom_all_reduce(self, inp: torch.Tensor) -> torch.Tensor:
+        """The sum over the group, as a new tensor: eager, in warm-up and under capture alike."""
+        self.served += 1
+        try:
+            if self._every_size and inp.nbytes > self._comm.max_bytes:
+                return self._in_pieces(inp)
+            return self._comm.all_reduce(inp)
+        except PcieAllReduceError as error:
+            self._fault(error)
+            raise
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        """Around the capture of CUDA graphs; may be entered many times."""
+        before = self.served
+        with self._comm.capture():
+            yield
+        self._captured += self.served - before
+
+    def close(self) -> None:
+        """No collective inside; peers that still wait for this rank see that it has closed."""
+        self.disabled = True
+        self._watch.stop()
+        self._report()
+        self._comm.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_watch"):  # construction went through
+            self.close()
+
+    def _in_pieces(self, inp: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(inp)
+        size = self._comm.max_bytes // inp.element_size()
+        for source, target in zip(torch.split(inp.view(-1), size), torch.split(out.view(-1), size), strict=True):
+            self._comm.all_reduce(source, out=target)
+        return out
+
+    def _look(self) -> None:
+        """Every 0.2 s from the watch's thread."""
+        if not self._faulted:
+            try:
+                self._comm.check()
+            except PcieAllReduceError as error:
+                if not self._watch.stopped:  # else it says that it was closed, and this rank knows
+                    self._fault(error)
+        if time.monotonic() - self._reported[2] >= self._log_seconds:
+            self._report()
+
+    def _fault(self, error: PcieAllReduceError) -> None:
+        if not self._faulted:
+            self._faulted = True
+            self._on_fault(error)
+
+    def _report(self) -> None:
+        if (self.served, self.declined) != self._reported[:2]:
+            self._reported = (self.served, self.declined, time.monotonic())
+            if self._comm.rank == 0:
+                logger.info("pcie-allreduce: %s", self.served_line())
+
+    def served_line(self) -> str:
+        """What this group has been used for so far, as a line for a log."""
+        line = f"group {self.name} served {self.served} all-reduces ({self.declined} went to the engine)"
+        if self._captured:
+            line += f"; {self._captured} of them while graphs were captured, whose replays are not counted"
+        return line
+
+
+def _close(reference: weakref.ref[EngineAllReduce]) -> None:
+    adapter = reference()
+    if adapter is not None:
+        adapter.close()

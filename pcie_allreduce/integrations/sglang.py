@@ -1,0 +1,89 @@
+"""SGLang: three doors to one `install()`, and none of them does anything unless the switch is on.
+
+- SGLang 0.5.11 and later call `register` in every process, through the entry point `sglang.srt.plugins`.
+- Any version: `python -m pcie_allreduce.integrations.sglang_launch` in place of `python -m sglang.launch_server`.
+- The Engine API has no flags: set PCIE_ALLREDUCE=1.
+
+Without the switch SGLang's argument parser knows two more flags, and nothing else is different.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import hooks, settings
+
+logger = logging.getLogger(__name__)
+
+ARGUMENTS = "sglang.srt.server_args.ServerArgs"
+SEAM = "sglang.srt.distributed.parallel_state.init_model_parallel_group"
+
+
+def register() -> None:
+    """The entry point: teaches SGLang's parser our flags, and installs if the switch is on already."""
+    _add_flags()
+    install()
+
+
+def install() -> bool:
+    """Hooks SGLang's groups of this process if PCIE_ALLREDUCE is on; says whether it is. May be called many times.
+
+    Raises SystemExit where PCIE_ALLREDUCE_REQUIRE is on and this SGLang has nothing to hook.
+    """
+    try:
+        chosen = settings.Settings.from_environment()
+    except ValueError as error:
+        sys.exit(f"pcie-allreduce: {error}")
+    if chosen.enabled and not _hook_groups():
+        told = f"this SGLang has no {SEAM}"
+        if chosen.require:
+            sys.exit(f"pcie-allreduce: --pcie-allreduce-require: nothing can be served: {told}")
+        logger.warning("pcie-allreduce: off, SGLang's own is used: %s", told)
+    return chosen.enabled
+
+
+@functools.cache
+def _add_flags() -> None:
+    hooks.around(f"{ARGUMENTS}.add_cli_args", _add_cli_args)
+    hooks.around(f"{ARGUMENTS}.from_cli_args", _from_cli_args)
+
+
+@functools.cache
+def _hook_groups() -> bool:
+    from . import sglang_group  # not before the switch is on
+
+    if not hooks.exists(SEAM):
+        return False
+    hooks.around(SEAM, sglang_group.init_model_parallel_group)
+    return True
+
+
+def _add_cli_args(original: Callable[..., Any], parser: argparse.ArgumentParser) -> Any:
+    result = original(parser)
+    flags = parser.add_argument_group("pcie-allreduce")
+    flags.add_argument(
+        "--enable-pcie-allreduce",
+        action="store_true",
+        help="Serve the all-reduces of tensor parallel groups by pcie_allreduce, for GPUs without NVLink.",
+    )
+    flags.add_argument(
+        "--pcie-allreduce-require",
+        action="store_true",
+        help="The same, and fail the launch, with the reason, where a group cannot be served.",
+    )
+    return result
+
+
+def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
+    if getattr(args, "pcie_allreduce_require", False):
+        os.environ[settings.REQUIRE] = "1"
+    if getattr(args, "enable_pcie_allreduce", False):
+        os.environ[settings.ENABLE] = "1"
+    install()  # this process makes no group; but what cannot be served is said before ranks start
+    return original(cls, args)

@@ -1,0 +1,295 @@
+"""A process of its own: two ranks with SGLang's real GroupCoordinator; prints what each case led to, as JSON.
+
+    python routing_ranks.py MODEL
+
+SGLang reduces CPU tensors before it looks at ca_comm. `LikeCuda` denies being one, so that the routing that GPUs take
+runs here, down to our CPU ranks; the operators of SGLang that it passes are registered for CUDA alone, and get a CPU
+kernel: SGLang's own function.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import logging
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+NEW = not version("sglang").startswith("0.5.9")
+SMALL, LARGE = (6, 1024), (256, 1024)  # 12 and 512 KiB of bfloat16; the default limit lies between
+SEAM = "init_model_parallel_group"
+
+
+class LikeCuda(torch.Tensor):
+    is_cpu = property(lambda self: False)
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("pcie-allreduce: "):
+            self.lines.append(record.getMessage())
+
+
+def filled(rank: int, shape: tuple[int, ...], kind: type = torch.Tensor) -> Any:
+    return torch.full(shape, float(rank + 1), dtype=torch.bfloat16).as_subclass(kind)
+
+
+def knock(model: str) -> dict[str, Any]:
+    """The door without the switch, then the flags; says what was different before and after."""
+    if NEW:
+        from sglang.srt.plugins import load_plugins
+
+        load_plugins()
+    else:
+        import pcie_allreduce.integrations.sglang_launch  # noqa: F401  # to import it is to knock
+    import sglang.srt.distributed.parallel_state as state
+    from sglang.srt.server_args import ServerArgs
+
+    before = getattr(state, SEAM)
+    untouched = not hasattr(before, "__wrapped__") and "pcie_allreduce.integrations.sglang_group" not in sys.modules
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    plain = ["--model-path", model, "--device", "cpu", "--attention-backend", "torch_native"]
+    ServerArgs.from_cli_args(parser.parse_args(plain))
+    without = "PCIE_ALLREDUCE" in os.environ
+    ServerArgs.from_cli_args(parser.parse_args([*plain, "--enable-pcie-allreduce", "--pcie-allreduce-require"]))
+    told = {name: os.environ.pop(name) for name in ("PCIE_ALLREDUCE", "PCIE_ALLREDUCE_REQUIRE")}
+    if NEW:
+        from sglang.srt.plugins.hook_registry import HookRegistry
+
+        HookRegistry.apply_hooks()  # a rank does so first thing, with the switch in its environment
+    touched = getattr(state, SEAM) is not before
+    from pcie_allreduce.integrations import sglang
+
+    os.environ["PCIE_ALLREDUCE"] = "1"
+    again = getattr(state, SEAM)
+    idempotent = sglang.install() and sglang.install() and getattr(state, SEAM) is again
+    return {"untouched": untouched, "without": without, "told": told, "touched": touched, "idempotent": idempotent}
+
+
+def start(rank: int, port: int) -> None:
+    import sglang.srt.distributed.parallel_state as state
+
+    where = f"tcp://127.0.0.1:{port}"
+    state.init_distributed_environment(2, rank, distributed_init_method=where, local_rank=rank, backend="gloo")
+    register_operators(state)
+
+
+def register_operators(state: Any) -> None:
+    from sglang.srt.utils.common import sglang_lib
+
+    def out_of_place(tensor: torch.Tensor, group_name: str, outplace_all_reduce_method: str) -> torch.Tensor:
+        return state._groups[group_name]()._all_reduce_out_place(tensor, outplace_all_reduce_method)
+
+    def in_place(tensor: torch.Tensor, group_name: str) -> None:
+        state._groups[group_name]()._all_reduce_in_place(tensor)
+
+    sglang_lib.impl("outplace_all_reduce", out_of_place, "CPU")
+    sglang_lib.impl("inplace_all_reduce", in_place, "CPU")
+
+
+def groups(**options: Any) -> Any:
+    """SGLang's groups made anew, as at its start; returns the tensor parallel one."""
+    import sglang.srt.distributed.parallel_state as state
+
+    state.destroy_model_parallel()
+    if NEW:
+        from sglang.srt.runtime_context import get_parallel
+
+        sizes = dict.fromkeys("moe_ep_size pp_size attn_dp_size attn_cp_size moe_dp_size attn_dcp_size".split(), 1)
+        get_parallel().override_permanently(tp_size=2, shared_experts_tp_size=None, world_group=state._WORLD, **sizes)
+    else:
+        options["tensor_model_parallel_size"] = 2
+        for name in ("_ATTN_TP", "_ATTN_CP", "_MOE_DP", "_PDMUX_PREFILL_TP_GROUP"):
+            setattr(state, name, None)  # which 0.5.9 forgets to do
+    state.initialize_model_parallel(backend="gloo", **options)
+    return state._TP
+
+
+def outcome(rank: int, group: Any, kind: type = torch.Tensor) -> dict[str, Any]:
+    """One small and one large tensor through the group: who served them, and whether the sums are right."""
+    from sglang.srt.distributed import tensor_model_parallel_all_reduce
+
+    small, large = filled(rank, SMALL, kind), filled(rank, LARGE, kind)
+    with torch.no_grad():
+        sums = [tensor_model_parallel_all_reduce(x) for x in (small, large)]
+    adapter = group.ca_comm
+    ours = type(adapter).__name__ == "EngineAllReduce"
+    return {
+        "ours": ours,
+        "right": all(bool((x == 3).all()) for x in sums),
+        "kept": bool((small == rank + 1).all()),
+        "served": adapter.served if ours else None,
+        "declined": adapter.declined if ours else None,
+    }
+
+
+def cpu_tensors(rank: int) -> dict[str, Any]:
+    group = groups()
+    result = outcome(rank, group)
+    captures = []
+    enter = group.ca_comm.capture
+    group.ca_comm.capture = lambda: captures.append(1) or enter()
+    with group.graph_capture():
+        pass
+    import sglang.srt.distributed.parallel_state as state
+
+    others = [state._WORLD.ca_comm, state._PP.ca_comm]
+    return {**result, "captures": len(captures), "others": others}
+
+
+def cuda_routing(rank: int) -> dict[str, Any]:
+    from pcie_allreduce.integrations import sglang_group
+
+    group = groups()
+    del group.all_reduce  # what stands in front for CPU tensors
+    sglang_group._count_the_rest(group)  # what a GPU's group gets in its place
+    return outcome(rank, group, LikeCuda)
+
+
+def with_variables(case: Callable[[int], Any], **variables: str) -> Callable[[int], Any]:
+    @functools.wraps(case)
+    def run(rank: int) -> Any:
+        os.environ.update(variables)
+        try:
+            return case(rank)
+        finally:
+            for name in variables:
+                del os.environ[name]
+
+    return run
+
+
+def with_attribute(case: Callable[[int], Any], path: str, name: str, value: Any) -> Callable[[int], Any]:
+    """With one of SGLang's module attributes replaced."""
+
+    def run(rank: int) -> Any:
+        module = __import__(f"sglang.srt.distributed.{path}", fromlist=[name])
+        kept = getattr(module, name)
+        setattr(module, name, value)
+        try:
+            return case(rank)
+        finally:
+            setattr(module, name, kept)
+
+    return run
+
+
+def reduce(rank: int) -> Any:
+    return outcome(rank, groups())
+
+
+class OtherCommunicator:
+    """In the place of one of SGLang's that needs GPUs: there, enabled, and asked for nothing."""
+
+    disabled = False
+
+    def __init__(self, **arguments: Any) -> None:
+        self.served = 0
+
+    def destroy(self) -> None:
+        pass
+
+    def should_mscclpp_allreduce(self, inp: torch.Tensor) -> bool:
+        return False
+
+    def should_pcie_ipc_ar(self, inp: torch.Tensor) -> bool:
+        return True
+
+    def pcie_ipc_all_reduce(self, inp: torch.Tensor) -> torch.Tensor:
+        self.served += 1
+        out = inp.clone()
+        dist.all_reduce(out)
+        return out
+
+
+def beside_pcie_ipc(rank: int) -> dict[str, Any]:
+    result = cuda_routing(rank)
+    import sglang.srt.distributed.parallel_state as state
+
+    return {**result, "theirs": state._TP.pcie_ipc_comm.served}
+
+
+def in_turn_on_two_groups(rank: int) -> dict[str, Any]:
+    """PD multiplexing: a second group over the same ranks, with a communicator of its own."""
+    import sglang.srt.distributed.parallel_state as state
+
+    pair = [groups(duplicate_tp_group=True), state._PDMUX_PREFILL_TP_GROUP]
+    for group in (*pair, pair[0]):
+        assert bool((group.all_reduce(filled(rank, SMALL)) == 3).all())
+    return {"names": [g.ca_comm.name for g in pair], "served": [g.ca_comm.served for g in pair]}
+
+
+UNABLE = {"PCIE_ALLREDUCE_MAX_BYTES": "1"}  # refused by the communicator, on every rank
+OFF = ("parallel_state", "_ENABLE_CUSTOM_ALL_REDUCE", False)  # what --disable-custom-all-reduce leads to
+CASES: dict[str, Callable[[int], Any]] = {
+    "cpu_tensors": cpu_tensors,
+    "cuda_routing": cuda_routing,
+    "two_groups": in_turn_on_two_groups,
+    "disabled": with_attribute(reduce, *OFF),
+    "deterministic": with_variables(reduce, SGLANG_ENABLE_DETERMINISTIC_INFERENCE="1"),
+    "symmetric_memory": with_attribute(
+        reduce, "device_communicators.pynccl_allocator", "is_symmetric_memory_enabled", lambda: True
+    ),
+    "mscclpp": with_attribute(
+        with_attribute(reduce, "parallel_state", "_ENABLE_MSCCLPP" if NEW else "_ENABLE_MSCCLPP_ALL_REDUCE", True),
+        "device_communicators.pymscclpp",
+        "PyMscclppCommunicator",
+        OtherCommunicator,
+    ),
+    "unable": with_variables(reduce, **UNABLE),
+    "unable_and_disabled": with_attribute(with_variables(reduce, **UNABLE), *OFF),
+    "unable_but_required": with_variables(reduce, PCIE_ALLREDUCE_REQUIRE="1", **UNABLE),
+}
+if NEW:
+    CASES["pcie_ipc"] = with_attribute(
+        with_variables(beside_pcie_ipc, SGLANG_ENABLE_PCIE_IPC_ALLREDUCE="1"),
+        "device_communicators.pcie_ipc_ar",
+        "PcieIpcCommunicator",
+        OtherCommunicator,
+    )
+
+
+def run_rank(rank: int, port: int, model: str) -> None:
+    sys.argv[1:] = []
+    lines = Lines()
+    logging.getLogger("pcie_allreduce").addHandler(lines)
+    logging.getLogger("pcie_allreduce").setLevel(logging.INFO)
+    os.environ["SGLANG_USE_MESSAGE_QUEUE_BROADCASTER"] = "0"
+    results: dict[str, Any] = {"door": knock(model)}
+    start(rank, port)
+    for name, case in CASES.items():
+        lines.lines.clear()
+        try:
+            result = case(rank)
+        except Exception as error:
+            traceback.print_exc()
+            result = {"raised": f"{type(error).__name__}: {error}"}
+        results[name] = {**result, "log": [*lines.lines]}
+        dist.barrier()
+    everyone: list[Any] = [None, None]
+    dist.all_gather_object(everyone, results)
+    if rank == 0:
+        print("RESULT", json.dumps(everyone), flush=True)
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = probe.getsockname()[1]
+    torch.multiprocessing.spawn(run_rank, args=(free, sys.argv[1]), nprocs=2)

@@ -1,0 +1,43 @@
+# Tests with SGLang itself, on CPU ranks. Made once, in build/: an environment with SGLang 0.5.23 and what it imports where
+# there is no GPU (2.6 GB), and a folder with 0.5.9, which runs on the rest of that environment. torch's CPU build is used
+# on GPU machines, too: with another, SGLang would take the GPU. Included by the Makefile, after its definitions.
+
+SGLANG_VENV := build/sglang-0.5.23
+SGLANG_OLD := build/sglang-0.5.9
+SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip --disable-pip-version-check
+
+ifeq ($(ENVIRONMENT),)
+SGLANG_SKIPPED := they need packages, and VENV= fetches none
+else ifneq ($(shell $(PYTHON) -c 'import sys; print(sys.version_info >= (3, 11))'),True)
+SGLANG_SKIPPED := SGLang 0.5.23 needs Python 3.11 or newer, and $(PYTHON) is older
+endif
+
+.PHONY: test-sglang
+
+ifdef SGLANG_SKIPPED
+test-sglang:
+	@echo 'skipped: the tests with SGLang: $(SGLANG_SKIPPED)'
+else
+test-sglang: $(SGLANG_VENV)/installed $(SGLANG_OLD)/ready
+	SGLANG_059=$(abspath $(SGLANG_OLD)) $(SGLANG_VENV)/bin/pytest tests/sglang -m sglang
+
+# From a copy, since the other build of these sources may have CUDA in it.
+$(SGLANG_VENV)/installed: $(SOURCES) $(SGLANG_VENV)/ready
+	rm -rf build/sglang-source
+	mkdir build/sglang-source
+	cp -r csrc cmake pcie_allreduce CMakeLists.txt setup.py pyproject.toml README.md LICENSE build/sglang-source
+	PCIE_ALLREDUCE_CPU_ONLY=1 $(SGLANG_PIP) install --no-build-isolation --no-deps ./build/sglang-source
+	touch $@
+
+$(SGLANG_VENV)/ready: tests/sglang/requirements.txt | $(ENVIRONMENT)
+	$(PYTHON) -m venv --clear $(SGLANG_VENV)
+	$(SGLANG_PIP) install '$(TORCH)+cpu' 2>/dev/null || $(SGLANG_PIP) install --index-url '$(TORCH_INDEX)' '$(TORCH)+cpu'
+	$(SGLANG_PIP) install -r $< $(call needs,requires) $(call needs,dependencies)
+	$(SGLANG_PIP) install --no-deps sglang==0.5.23
+	touch $@
+
+$(SGLANG_OLD)/ready: $(SGLANG_VENV)/ready
+	rm -rf $(SGLANG_OLD)
+	$(SGLANG_PIP) install --no-deps --target $(SGLANG_OLD) sglang==0.5.9
+	touch $@
+endif

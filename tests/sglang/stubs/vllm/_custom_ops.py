@@ -1,0 +1,2 @@
+def rotary_embedding(*args, **kwargs):
+    raise NotImplementedError("no test needs vLLM's kernels")

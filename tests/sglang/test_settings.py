@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+
+from pcie_allreduce.integrations import hooks, sglang
+from pcie_allreduce.integrations.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("", "_REQUIRE", "_ON_FAULT", "_TIMEOUT", "_WARMUP_TIMEOUT", "_MAX_BYTES", "_LOG_SECONDS"):
+        monkeypatch.delenv(f"PCIE_ALLREDUCE{name}", raising=False)
+
+
+def test_off_by_default() -> None:
+    settings = Settings.from_environment()
+    assert settings == Settings()
+    assert not settings.enabled and not settings.require and settings.on_fault == "abort"
+
+
+@pytest.mark.parametrize(("text", "on"), [("1", True), ("true", True), ("0", False), ("off", False), ("", False)])
+def test_the_switch(monkeypatch: pytest.MonkeyPatch, text: str, on: bool) -> None:
+    monkeypatch.setenv("PCIE_ALLREDUCE", text)
+    assert Settings.from_environment().enabled is on
+
+
+def test_requiring_is_enabling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCIE_ALLREDUCE_REQUIRE", "1")
+    settings = Settings.from_environment()
+    assert settings.enabled and settings.require
+
+
+def test_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCIE_ALLREDUCE_ON_FAULT", "raise")
+    monkeypatch.setenv("PCIE_ALLREDUCE_TIMEOUT", "2.5")
+    monkeypatch.setenv("PCIE_ALLREDUCE_WARMUP_TIMEOUT", "60")
+    monkeypatch.setenv("PCIE_ALLREDUCE_MAX_BYTES", "1048576")
+    settings = Settings.from_environment()
+    assert (settings.on_fault, settings.timeout, settings.warmup_timeout) == ("raise", 2.5, 60.0)
+    assert settings.max_bytes == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("PCIE_ALLREDUCE", "maybe"),
+        ("PCIE_ALLREDUCE_ON_FAULT", "ignore"),
+        ("PCIE_ALLREDUCE_TIMEOUT", "soon"),
+        ("PCIE_ALLREDUCE_MAX_BYTES", "1M"),
+    ],
+)
+def test_a_value_that_means_nothing_is_named(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=name) as caught:
+        Settings.from_environment()
+    assert repr(text) in str(caught.value)
+
+
+@pytest.fixture
+def _no_seam(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "exists", lambda target: False)
+    sglang._hook_groups.cache_clear()
+
+
+@pytest.mark.usefixtures("_no_seam")
+def test_an_engine_without_the_seam_is_left_alone_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not sglang.install()
+    assert caplog.messages == []
+    monkeypatch.setenv("PCIE_ALLREDUCE", "1")
+    assert sglang.install()
+    assert [message for message in caplog.messages if sglang.SEAM in message and "off" in message]
+
+
+@pytest.mark.usefixtures("_no_seam")
+def test_requiring_it_of_an_engine_without_the_seam_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCIE_ALLREDUCE_REQUIRE", "1")
+    with pytest.raises(SystemExit, match="require: nothing can be served: this SGLang has no " + sglang.SEAM):
+        sglang.install()

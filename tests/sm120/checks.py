@@ -1,0 +1,119 @@
+"""What is wrong with a compiled kernel, in sentences; nothing, in a good one. Each function looks at one promise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from sm120.expected import Access, beside_the_path, on_the_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sm120.kernels import Compiled, Variant
+    from sm120.sass import Instruction, Kernel
+
+ATOMICS = {"ATOM", "ATOMG", "ATOMS", "RED", "REDG", "REDAS", "UREDG", "UREDGR"}
+FENCES = {"MEMBAR", "FENCE", "ERRBAR", "CGAERRBAR", "CCTL"}
+MEMORY = {"LDG", "STG", "LD", "ST", "LDL", "STL", *ATOMICS}
+OTHER_MEMORY = {"LD", "ST", "LDS", "STS", "LDGSTS", "UBLKCP", "UTMALDG", "SUST", "SULD", "TEX", "TLD"}
+
+
+def reads_clock(instruction: Instruction) -> bool:
+    return "GLOBALTIMER" in instruction.operands
+
+
+def path(kernel: Kernel) -> set[int]:
+    """Where a lane may come that has neither read the clock nor stood for election: indices of instructions."""
+    stops = (index for index, step in enumerate(kernel.code) if step.opcode in ATOMICS or reads_clock(step))
+    return kernel.reachable(frozenset(stops))
+
+
+def accesses(kernel: Kernel, indices: set[int]) -> Counter[Access]:
+    steps = (kernel.code[index] for index in indices)
+    return Counter(Access(step.opcode, step.bytes, step.scope) for step in steps if step.opcode in ("LDG", "STG"))
+
+
+def resources(compiled: Compiled, _: Variant) -> Iterator[str]:
+    if compiled.stack or compiled.local:
+        yield f"a stack frame of {compiled.stack} bytes, {compiled.local} bytes of local memory"
+    spills = compiled.kernel.names(set(compiled.kernel.find("LDL", "STL")))
+    if spills:
+        yield f"local memory is accessed: {dict(spills)}"
+
+
+def memory_on_the_path(compiled: Compiled, variant: Variant) -> Iterator[str]:
+    yield from _differences(accesses(compiled.kernel, path(compiled.kernel)), on_the_path(variant))
+
+
+def memory_beside_the_path(compiled: Compiled, variant: Variant) -> Iterator[str]:
+    kernel = compiled.kernel
+    beside = set(range(len(kernel.code))) - path(kernel)
+    yield from _differences(accesses(kernel, beside), beside_the_path(variant))
+
+
+def only_global_memory(compiled: Compiled, _: Variant) -> Iterator[str]:
+    found = compiled.kernel.names(set(compiled.kernel.find(*OTHER_MEMORY)))
+    if found:
+        yield f"memory is accessed by other means than LDG and STG: {dict(found)}"
+
+
+def one_election_one_fence(compiled: Compiled, _: Variant) -> Iterator[str]:
+    kernel = compiled.kernel
+    elections = kernel.find(*ATOMICS)
+    names = [kernel.code[index].name for index in elections]
+    if names != ["ATOMG.E.EXCH.STRONG.GPU"]:
+        yield f"atomics other than one election: {names}"
+    fences = [index for index in kernel.find(*FENCES) if kernel.code[index].opcode in ("MEMBAR", "FENCE")]
+    if [kernel.code[index].name for index in fences] != ["MEMBAR.ALL.SYS"]:
+        yield f"fences other than one system fence: {[kernel.code[index].name for index in fences]}"
+    unelected = kernel.reachable(frozenset(elections)) & set(kernel.find(*FENCES))
+    if unelected:
+        yield f"fences without an election: {dict(kernel.names(unelected))}"
+
+
+def waits_for_its_predecessor(compiled: Compiled, _: Variant) -> Iterator[str]:
+    """griddepcontrol.wait comes first: in every thread, on every path."""
+    kernel = compiled.kernel
+    waits = kernel.find("ACQBULK")
+    if len(waits) != 1 or kernel.code[waits[0]].predicate:
+        yield f"griddepcontrol.wait, unconditional, is there {len(waits)} times"
+    before = kernel.reachable(frozenset(waits)) & set(kernel.find("EXIT", *MEMORY))
+    if before:
+        yield f"before griddepcontrol.wait: {dict(kernel.names(before))}"
+
+
+def lets_its_successor_start(compiled: Compiled, _: Variant) -> Iterator[str]:
+    """launch_dependents stands behind the block barrier that stands behind the last poll; so does the block's state."""
+    kernel = compiled.kernel
+    triggers, barriers = kernel.find("PREEXIT"), kernel.find("BAR")
+    if len(triggers) != 1 or kernel.code[triggers[0]].predicate:
+        yield f"griddepcontrol.launch_dependents, unconditional, is there {len(triggers)} times"
+    before = kernel.reachable(frozenset(barriers))
+    early = {index for index in before if kernel.code[index].opcode == "STG" and kernel.code[index].scope == "GPU"}
+    early |= before & set(triggers)
+    if early:
+        yield f"before the block barrier: {dict(kernel.names(early))}"
+    after = {later for barrier in barriers for later in kernel.after(barrier)}
+    polls = {index for index in after if kernel.code[index].opcode == "LDG" and kernel.code[index].scope == "SYS"}
+    if polls:
+        yield f"after the block barrier: {dict(kernel.names(polls))}"
+
+
+CHECKS = (
+    resources,
+    memory_on_the_path,
+    memory_beside_the_path,
+    only_global_memory,
+    one_election_one_fence,
+    waits_for_its_predecessor,
+    lets_its_successor_start,
+)
+
+
+def _differences(found: Counter[Access], expected: dict[Access, tuple[int, int]]) -> Iterator[str]:
+    for access in sorted(found.keys() | expected.keys()):
+        least, most = expected.get(access, (0, 0))
+        if not least <= found[access] <= most:
+            kind = f"{access.scope or 'plain'} {access.opcode} of {access.bytes} bytes"
+            yield f"{found[access]} times {kind}, not {least if least == most else f'{least} to {most}'}"

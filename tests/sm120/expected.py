@@ -1,0 +1,112 @@
+"""What a call of each algorithm does to memory, counted from the protocol and not from the compiler's output.
+
+An algorithm is added by a line in ALGORITHMS and a function of a few lines. Counts are of instructions in the code, not
+of executions: a loop over packs is there once, and a loop over sources is unrolled, with the reader's own place in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from sm120.kernels import Variant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+PACK_BYTES = 16
+SIGNATURE_WORDS = 4
+RECORD_WORDS = 7 + 2 * SIGNATURE_WORDS + 1  # of the fault: what happened, both signatures, that it is valid
+
+
+class Access(NamedTuple):
+    """A kind of access to global memory."""
+
+    opcode: str  # "LDG" or "STG"
+    bytes: int
+    scope: str  # "SYS", "GPU", or "" for a plain one
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Of one lane that has one pack of everything it may have to do."""
+
+    sends: int  # packs stored into slots of peers
+    looks: int  # slots polled, over all stages; every stage has one place that looks, first and again
+    stages: int  # that wait
+    alone: int  # of them, those that await a single slot
+    reads: int  # packs of the caller's input
+    writes: int  # packs of the caller's output, NaN among them
+
+
+def one_shot(world: int, _: int) -> Steps:
+    # Read once to be sent and once to be summed: a lane may have more packs than it has registers for.
+    return Steps(sends=world - 1, looks=world, stages=1, alone=0, reads=2, writes=1 + 1)
+
+
+def two_shot(world: int, _: int) -> Steps:
+    shards = world - 1  # of others: sent to them, and their sums received
+    return Steps(sends=2 * shards, looks=2 * world, stages=2, alone=0, reads=shards + 1, writes=1 + world + 1)
+
+
+def island(world: int, element_bytes: int) -> Steps:
+    half = world // 2
+    spread = 4 // element_bytes  # packs of float32 that one pack becomes
+    looks = 3 * half + spread  # the own island's partial is summed twice: to be sent, and when the partner's has come
+    return Steps(
+        sends=2 * (half - 1) + spread,
+        looks=looks,
+        stages=4,
+        alone=int(spread == 1),
+        reads=half - 1 + 2,
+        writes=1 + half + 1,
+    )
+
+
+ALGORITHMS: dict[str, tuple[Callable[[int, int], Steps], tuple[int, ...]]] = {
+    "one_shot": (one_shot, (2, 3, 4, 5, 6, 7, 8)),
+    "two_shot": (two_shot, (2, 3, 4, 5, 6, 7, 8)),
+    "island": (island, (4, 6, 8)),
+}
+
+
+def variants(algorithm: str) -> Iterator[Variant]:
+    for world in ALGORITHMS[algorithm][1]:
+        for dtype in ELEMENT_BYTES:
+            yield Variant(algorithm, dtype, world, ragged=False)
+            yield Variant(algorithm, dtype, world, ragged=True)
+
+
+def on_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
+    """At least and at most so many, where a lane comes without having read the clock or stood for election: the whole
+    of a call whose peers are in time. Kinds of access that are not named must not occur there."""
+    element = ELEMENT_BYTES[variant.dtype]
+    steps = ALGORITHMS[variant.algorithm][0](variant.world, element)
+    width, pieces = (element, PACK_BYTES // element) if variant.ragged else (PACK_BYTES, 1)
+    sends = steps.sends + 1 + 1  # the signature; the re-arming
+    looks = steps.looks + 1  # the signature
+    copies = steps.alone + 1  # a loop that polls one slot may be turned around, and then has its load twice
+    return {
+        Access("STG", 16, "SYS"): (sends, sends),
+        Access("LDG", 16, "SYS"): (looks, looks + copies),
+        Access("LDG", width, ""): (steps.reads * pieces, steps.reads * pieces),
+        Access("STG", width, ""): (steps.writes * pieces, steps.writes * pieces),
+        Access("LDG", 16, "GPU"): (1, 1),  # the block's state, whose line is 24 bytes
+        Access("LDG", 8, "GPU"): (1, 1),
+        Access("STG", 16, "GPU"): (1, 1),
+        Access("STG", 8, "GPU"): (1, 1),
+        Access("LDG", 4, "SYS"): (1, 1),  # this rank's failure mark
+    }
+
+
+def beside_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
+    """The same for the rest: a lane that has waited for long, and a rank that fails. Every count is of rolled loops."""
+    steps = ALGORITHMS[variant.algorithm][0](variant.world, ELEMENT_BYTES[variant.dtype])
+    waits = steps.stages + 1  # and that for signatures
+    elected = 1 + SIGNATURE_WORDS  # loads of who writes the record: abort words, and the other's signature
+    return {
+        Access("LDG", 16, "SYS"): (1, 2 * waits),  # whose signature differs; who has sent none
+        Access("LDG", 4, "SYS"): (1 + elected, waits + elected),  # abort words that a wait looks at
+        Access("STG", 4, "SYS"): (1 + RECORD_WORDS, 1 + RECORD_WORDS),  # an abort word a peer, the record
+    }
