@@ -94,7 +94,8 @@ PYBIND11_MODULE(_C, m) {
   using host::CpuChannel;
   py::class_<CpuChannel>(m, "CpuChannel")
       .def(py::init([](Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool crowded) {
-             return std::make_unique<CpuChannel>(rank, world, area_packs, timeout, warmup_timeout, crowded, interrupted);
+             return std::make_unique<CpuChannel>(rank, world, area_packs, timeout, warmup_timeout, crowded,
+                                                 interrupted);
            }),
            py::arg("rank"), py::arg("world"), py::arg("area_packs"), py::arg("timeout"), py::arg("warmup_timeout"),
            py::arg("crowded"))
@@ -103,18 +104,17 @@ PYBIND11_MODULE(_C, m) {
       .def("forget_names", &CpuChannel::forget_names)
       .def("set_islands", &CpuChannel::set_islands)
       .def("exchange", &CpuChannel::exchange, py::call_guard<py::gil_scoped_release>())
-      .def(
-          "all_reduce",
-          [](CpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word algorithm, Word dtype) {
-            bool failed = false;
-            {
-              const py::gil_scoped_release others_run;
-              failed = channel.all_reduce(pointer<const void>(in), pointer<void>(out), bytes,
-                                          static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype));
-            }
-            if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-            return failed;
-          })
+      .def("all_reduce",
+           [](CpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word algorithm, Word dtype) {
+             bool failed = false;
+             {
+               const py::gil_scoped_release others_run;
+               failed = channel.all_reduce(pointer<const void>(in), pointer<void>(out), bytes,
+                                           static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype));
+             }
+             if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+             return failed;
+           })
       .def("fault", [](const CpuChannel& channel) { return describe(channel.fault()); })
       .def("waits", [](const CpuChannel& channel) { return describe(channel.waits()); })
       .def("close", &CpuChannel::close);
@@ -132,9 +132,9 @@ PYBIND11_MODULE(_C, m) {
       .def("all_reduce",
            [](GpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word algorithm, Word dtype,
               unsigned blocks, unsigned threads, std::uintptr_t stream) {
-             return channel.all_reduce(pointer<const void>(in), pointer<void>(out), bytes, static_cast<Algorithm>(algorithm),
-                                static_cast<Dtype>(dtype), blocks, threads,
-                                reinterpret_cast<cudaStream_t>(stream));
+             return channel.all_reduce(pointer<const void>(in), pointer<void>(out), bytes,
+                                       static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype), blocks, threads,
+                                       reinterpret_cast<cudaStream_t>(stream));
            })
       .def("fault", [](const GpuChannel& channel) { return describe(channel.fault()); })
       .def("waits", [](const GpuChannel& channel) { return describe(channel.waits()); })

@@ -45,7 +45,8 @@ PeerMemory::PeerMemory(int device, const std::string& bytes) : device_(device) {
   }
   std::memcpy(&handle, bytes.data(), sizeof handle);
   void* data = nullptr;
-  require(cudaIpcOpenMemHandle(&data, handle, cudaIpcMemLazyEnablePeerAccess), "opening a peer's GPU memory by CUDA IPC");
+  require(cudaIpcOpenMemHandle(&data, handle, cudaIpcMemLazyEnablePeerAccess),
+          "opening a peer's GPU memory by CUDA IPC");
   data_ = static_cast<char*>(data);
 }
 

@@ -102,9 +102,8 @@ bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
   if (packs_used(algorithm, dtype, channel_.world, bytes) > channel_.area_packs) {
     throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
   }
-  const bool ragged = (reinterpret_cast<std::uintptr_t>(in) | reinterpret_cast<std::uintptr_t>(out) | bytes) %
-                          sizeof(Pack) !=
-                      0;
+  const bool ragged =
+      (reinterpret_cast<std::uintptr_t>(in) | reinterpret_cast<std::uintptr_t>(out) | bytes) % sizeof(Pack) != 0;
   // Inside a capture the order among streams is the graph's, and the event below would become part of it.
   if (!captured) order_behind_last_stream(stream);
   const void* kernel = kernel_of(algorithm, dtype, channel_.world, ragged);
@@ -115,7 +114,7 @@ bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
 
 const FaultRecord* GpuChannel::fault() const {
   return std::atomic_ref<const Word>(channel_.record->valid).load(std::memory_order_acquire) != 0 ? channel_.record
-                                                                                               : nullptr;
+                                                                                                  : nullptr;
 }
 
 std::vector<PeerWait> GpuChannel::waits() const {
@@ -164,7 +163,8 @@ int GpuChannel::resident_blocks(unsigned threads) const {
   const DeviceScope scope(device_);
   int multiprocessors = 0;
   int blocks = 0;
-  require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device_), "counting multiprocessors");
+  require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device_),
+          "counting multiprocessors");
   require(blocks_per_multiprocessor(channel_.world, threads, &blocks), "asking for the kernels' occupancy");
   return multiprocessors * blocks;
 }

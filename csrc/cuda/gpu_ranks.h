@@ -1,5 +1,5 @@
-// The GPU executor: a rank is a GPU (or a share of one), its slab lies in GPU memory that its peers map, and a call is one
-// launch on the caller's stream.
+// The GPU executor: a rank is a GPU (or a share of one), its slab lies in GPU memory that its peers map, and a call is
+// one launch on the caller's stream.
 #pragma once
 
 #include <string>
@@ -20,14 +20,15 @@ class GpuChannel {
   void open(const std::vector<std::string>& handles);  // one a rank; this rank's own is not opened
   void forget_names() { presence_.unlink(); }
   void set_islands(Word first) { channel_.islands = islands_of(first, channel_.world, channel_.rank); }
-  std::vector<Word> exchange(double timeout);          // Greeting of kMaxWorld x kGreetingPacks; waits for the GPU
+  std::vector<Word> exchange(double timeout);  // Greeting of kMaxWorld x kGreetingPacks; waits for the GPU
   // True: an earlier call has failed, and nothing was launched.
   bool all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype, unsigned blocks,
                   unsigned threads, cudaStream_t stream);
   const FaultRecord* fault() const;
   std::vector<PeerWait> waits() const;  // one a rank; read beside running kernels
-  // Synchronises, tells the peers not to wait for this rank any more, and unmaps them. The slab is freed once every peer
-  // has done so too, or has died; false: one had not after `patience` seconds, and the slab is kept until the process ends.
+  // Synchronises, tells the peers not to wait for this rank any more, and unmaps them. The slab is freed once every
+  // peer has done so too, or has died; false: one had not after `patience` seconds, and the slab is kept until the
+  // process ends.
   bool close(double patience);
   int resident_blocks(unsigned threads) const;  // of the largest kernel, on the whole GPU
   std::size_t bytes() const { return slab_bytes(channel_.area_packs); }
@@ -37,7 +38,7 @@ class GpuChannel {
 
   int device_;
   DeviceMemory own_;
-  MappedMemory host_;  // the fault record, then the greetings' verdict
+  MappedMemory host_;            // the fault record, then the greetings' verdict
   host::SharedMemory presence_;  // says until when this rank may still write into its peers' slabs
   std::vector<PeerMemory> peers_;
   std::vector<host::SharedMemory> peer_presence_;

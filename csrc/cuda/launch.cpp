@@ -9,7 +9,8 @@ const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, bool ragged)
     case Algorithm::kOneShot: return one_shot_kernel(dtype, world, ragged);
     case Algorithm::kTwoShot: return two_shot_kernel(dtype, world, ragged);
     case Algorithm::kIsland: return island_kernel(dtype, world, ragged);
-    default: throw std::invalid_argument("no kernel has algorithm code " + std::to_string(static_cast<Word>(algorithm)));
+    default:
+      throw std::invalid_argument("no kernel has algorithm code " + std::to_string(static_cast<Word>(algorithm)));
   }
 }
 

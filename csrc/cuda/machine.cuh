@@ -131,8 +131,7 @@ class Machine {
       aborted |= aborts(ptx::ld_relaxed_sys(abort + peer), call.number);
     }
     if (aborted) return WaitVerdict::kAborted;
-    const std::uint64_t deadline =
-        state_.settled < kWarmupCalls ? channel_.warmup_timeout_ns : channel_.timeout_ns;
+    const std::uint64_t deadline = state_.settled < kWarmupCalls ? channel_.warmup_timeout_ns : channel_.timeout_ns;
     return waited_ns_ > deadline + wait.grace ? WaitVerdict::kOutOfTime : WaitVerdict::kLook;
 #endif
   }

@@ -1,5 +1,6 @@
 // The only file with asm: one instruction a function, named by operation, order, scope and width. Mailbox accesses are
-// strong and of system scope; a "memory" clobber keeps the compiler from moving caller memory across the few that order.
+// strong and of system scope; a "memory" clobber keeps the compiler from moving caller memory across the few that
+// order.
 #pragma once
 
 #include "protocol/word.h"

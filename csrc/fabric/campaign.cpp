@@ -11,31 +11,31 @@ namespace pcie_allreduce::fabric {
 namespace {
 
 constexpr std::size_t kLinesShown = 240;
-constexpr std::size_t kSeedsShown = 2000;
+constexpr std::size_t kSeedsShown = 20;
 
-struct Failure {
-  std::uint64_t seed;
-  Violation violation;
-};
-
-struct Found {
-  std::uint64_t schedules = 0;
-  std::uint64_t steps = 0;
-  std::vector<Failure> failures;  // by seed
-};
-
-Scenario scenario_of(const Campaign& campaign, std::uint64_t seed) {
+std::vector<const Entry*> entries_of(const Campaign& campaign) {
+  if (campaign.fault != nullptr && !campaign.fault->algorithms.empty()) return campaign.fault->algorithms;
   std::vector<const Entry*> entries = campaign.algorithms;
-  if (campaign.fault != nullptr && !campaign.fault->algorithms.empty()) entries = campaign.fault->algorithms;
   if (entries.empty()) {
     for (const Entry& entry : algorithms()) entries.push_back(&entry);
   }
-  Scenario scenario = draw(seed, entries);
+  return entries;
+}
+
+Scenario scenario_of(const Campaign& campaign, std::uint64_t seed) {
+  Scenario scenario = draw(seed, entries_of(campaign));
   if (campaign.fault != nullptr && campaign.fault->adjust != nullptr) campaign.fault->adjust(scenario);
   return scenario;
 }
 
 LaneMaker maker_of(const Campaign& campaign) { return campaign.fault != nullptr ? campaign.fault->maker : right_lane; }
+
+std::string told(const Violation& violation) {
+  return std::string(name_of(violation.breach)) + ": rank " + std::to_string(violation.rank) + ", call " +
+         std::to_string(violation.call) + ": " + violation.told;
+}
+
+}  // namespace
 
 Found run_all(const Campaign& campaign, bool stop_at_first) {
   Found found;
@@ -44,12 +44,10 @@ Found run_all(const Campaign& campaign, bool stop_at_first) {
   std::atomic<std::uint64_t> end{campaign.schedules};
   const auto work = [&] {
     FiberPool fibers;
-    std::uint64_t steps = 0;
     std::uint64_t schedules = 0;
     for (std::uint64_t i = next++; i < end; i = next++) {
       const std::uint64_t seed = campaign.first_seed + i;
       const Outcome outcome = run_seed(scenario_of(campaign, seed), seed, fibers, maker_of(campaign));
-      steps += outcome.steps;
       ++schedules;
       if (outcome.violation.breach == Breach::kNone) continue;
       const std::lock_guard lock(mutex);
@@ -57,11 +55,11 @@ Found run_all(const Campaign& campaign, bool stop_at_first) {
       if (stop_at_first) end = std::min<std::uint64_t>(end, i);  // the seeds before it are still run: the lowest counts
     }
     const std::lock_guard lock(mutex);
-    found.steps += steps;
     found.schedules += schedules;
   };
   std::vector<std::thread> threads;
-  for (unsigned t = std::max(1u, std::thread::hardware_concurrency()); t > 0; --t) threads.emplace_back(work);
+  const unsigned count = campaign.threads != 0 ? campaign.threads : std::max(1u, std::thread::hardware_concurrency());
+  while (threads.size() < count) threads.emplace_back(work);
   for (std::thread& thread : threads) thread.join();
   std::sort(found.failures.begin(), found.failures.end(), [](const Failure& a, const Failure& b) { return a.seed < b.seed; });
   return found;
@@ -70,7 +68,8 @@ Found run_all(const Campaign& campaign, bool stop_at_first) {
 Shortest shortest_of(const Campaign& campaign, std::uint64_t seed) {
   FiberPool fibers;
   const Scenario scenario = scenario_of(campaign, seed);
-  return shrink(scenario, run_seed(scenario, seed, fibers, maker_of(campaign)), fibers, maker_of(campaign));
+  const Outcome found = run_seed(scenario, seed, fibers, maker_of(campaign));
+  return shrink(scenario, found, *entries_of(campaign)[0], fibers, maker_of(campaign));
 }
 
 std::string size_of(const Shortest& shortest) {
@@ -86,11 +85,6 @@ std::string size_of(const Shortest& shortest) {
   return counted(shortest.scenario.world, "rank") + ", " + counted(shortest.scenario.calls.size(), "call") + ", " +
          counted(lanes, "lane") + " a rank, " + counted(shortest.outcome.hostile.size(), "hostile decision") + ", " +
          counted(shortest.outcome.steps, "step");
-}
-
-std::string told(const Violation& violation) {
-  return std::string(name_of(violation.breach)) + ": rank " + std::to_string(violation.rank) + ", call " +
-         std::to_string(violation.call) + ": " + violation.told;
 }
 
 void tell(const Campaign& campaign, const Failure& failure) {
@@ -112,8 +106,6 @@ void tell(const Campaign& campaign, const Failure& failure) {
   std::printf("\n");
 }
 
-}  // namespace
-
 int search(const Campaign& campaign) {
   const Found found = run_all(campaign, false);
   std::map<std::string, std::size_t> kinds;
@@ -126,32 +118,6 @@ int search(const Campaign& campaign) {
   for (const auto& [kind, count] : kinds) std::printf("%zu x %s\n", count, kind.c_str());
   std::printf("schedules=%llu violations=%zu\n", static_cast<unsigned long long>(found.schedules), found.failures.size());
   return found.failures.empty() ? 0 : 1;
-}
-
-int find_all(const Campaign& campaign) {
-  std::size_t missed = 0;
-  std::uint64_t schedules = 0;
-  std::printf("| fault | seeds until found | found as | shortest schedule |\n|---|---|---|---|\n");
-  for (const PlantedFault& fault : planted_faults()) {
-    Campaign planted = campaign;
-    planted.fault = &fault;
-    const Found found = run_all(planted, true);
-    schedules += found.schedules;
-    if (found.failures.empty()) {
-      ++missed;
-      std::printf("| `%s`: %s | not within %llu | | |\n", fault.name, fault.what,
-                  static_cast<unsigned long long>(campaign.schedules));
-      continue;
-    }
-    const Failure& first = found.failures[0];
-    const Shortest shortest = shortest_of(planted, first.seed);
-    std::printf("| `%s`: %s | %llu | %s | %s |\n", fault.name, fault.what,
-                static_cast<unsigned long long>(first.seed - campaign.first_seed + 1), name_of(first.violation.breach),
-                size_of(shortest).c_str());
-    std::fflush(stdout);
-  }
-  std::printf("schedules=%llu violations=%zu\n", static_cast<unsigned long long>(schedules), missed);
-  return missed == 0 ? 0 : 1;
 }
 
 }  // namespace pcie_allreduce::fabric

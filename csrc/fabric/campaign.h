@@ -11,7 +11,23 @@ struct Campaign {
   std::uint64_t first_seed = 1;
   std::vector<const Entry*> algorithms;  // empty: all, in turn on one channel
   const PlantedFault* fault = nullptr;
+  unsigned threads = 0;  // 0: one a core
 };
+
+struct Failure {
+  std::uint64_t seed;
+  Violation violation;
+};
+
+struct Found {
+  std::uint64_t schedules = 0;
+  std::vector<Failure> failures;  // by seed
+};
+
+Found run_all(const Campaign& campaign, bool stop_at_first);
+Shortest shortest_of(const Campaign& campaign, std::uint64_t seed);
+std::string size_of(const Shortest& shortest);
+void tell(const Campaign& campaign, const Failure& failure);
 
 // Both print, and return the exit status.
 int search(const Campaign& campaign);    // ends with "schedules=n violations=v"

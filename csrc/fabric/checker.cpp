@@ -57,7 +57,8 @@ const char* name_of(Breach breach) {
     case Breach::kNone: return "nothing";
     case Breach::kWrongSum: return "wrong sum";
     case Breach::kRanksDiffer: return "ranks differ";
-    case Breach::kGaveUp: return "gave up though nobody was missing";
+    case Breach::kHang: return "hang";
+    case Breach::kFalseAlarm: return "false alarm";
     case Breach::kDeadlock: return "deadlock";
     case Breach::kEndless: return "endless";
     case Breach::kOvertaken: return "overtaken";
@@ -147,11 +148,14 @@ void Checker::sent(Word rank, Word call, Word reader) {
   if (failed_in_[rank] < call) violate(Breach::kSentInFailed, rank, call, "it sent to rank " + std::to_string(reader));
 }
 
-void Checker::gave_up(Word rank, Word call) {
+void Checker::gave_up(Word rank, Word call, Reason why) {
   if (failed_in_[rank] == kNever) failed_in_[rank] = call;
-  if (!scenario_.gives_up() || (!struck_ && scenario_.trouble != Trouble::kOtherDtype &&
-                                scenario_.trouble != Trouble::kOtherSize && scenario_.trouble != Trouble::kClosed)) {
-    violate(Breach::kGaveUp, rank, call, "it gave up, though every rank is there");
+  const bool another_call = scenario_.trouble == Trouble::kOtherDtype || scenario_.trouble == Trouble::kOtherSize;
+  if (scenario_.gives_up() && (struck_ || another_call)) return;
+  if (why == Reason::kMismatch) {
+    violate(Breach::kFalseAlarm, rank, call, "it found another call's signature, though all ranks make the same calls");
+  } else {
+    violate(Breach::kHang, rank, call, "it waited until its deadline, though every rank is there");
   }
 }
 

@@ -13,7 +13,8 @@ enum class Breach : Word {
   kNone,
   kWrongSum,      // a pack that is neither the exact sum nor, in a failing call, NaN
   kRanksDiffer,   // in a bit
-  kGaveUp,        // a call failed though every rank was there in time
+  kHang,          // a lane waited until its deadline though every rank was there in time
+  kFalseAlarm,    // ... or took another rank's call for a different one
   kDeadlock,      // nothing can happen any more, and a call has not ended
   kEndless,
   kOvertaken,     // a launch was complete before its predecessor
@@ -49,7 +50,7 @@ class Checker {
 
   void struck() { struck_ = true; }               // the scenario's trouble has come
   void sent(Word rank, Word call, Word reader);   // one pack
-  void gave_up(Word rank, Word call);             // one of its lanes
+  void gave_up(Word rank, Word call, Reason why);  // one of its lanes
   void completed(Word rank, Word call, const std::vector<Pack>& out);
   void at_end();
 

@@ -129,59 +129,107 @@ const Entry* odd_two_shot() {
   return &entry;
 }
 
-void three_areas(Scenario& scenario) { scenario.areas = 3; }
-void loose_boundary(Scenario& scenario) { scenario.boundary_drains = false; }
+// Failures are another matter: a fault that shows without them is shown without them.
+void untroubled(Scenario& scenario) {
+  if (scenario.gives_up()) scenario.trouble = Trouble::kNone;
+}
+void other_dtype(Scenario& scenario) {
+  scenario.trouble = Trouble::kOtherDtype;
+  scenario.integers = true;
+}
+void three_areas(Scenario& scenario) {
+  untroubled(scenario);
+  scenario.areas = 3;
+}
+void loose_boundary(Scenario& scenario) {
+  untroubled(scenario);
+  scenario.boundary_drains = false;
+}
 // Units of one pack are planted; a cache line's are not.
 void packs_only(Scenario& scenario) {
+  untroubled(scenario);
   if (scenario.mapping == Mapping::kLines) scenario.mapping = Mapping::kShared;
 }
+void any_trouble(Scenario&) {}
 
-std::vector<PlantedFault> table() {
-  constexpr HostSlots kRightSlots{4, 2, true};
-  constexpr Pull kRightPull{2, false};
-  const Entry* right_slots = host_staged_model<kRightSlots>();
-  const Entry* right_pull = pull_model<kRightPull>();
+constexpr HostSlots kRightSlots{4, 2, true};
+constexpr Pull kRightPull{2, false};
+
+std::vector<PlantedFault> faults_of_the_package() {
   const Entry* raw = odd_one_shot<PackElements<RawPack>, RawPack>();
   const Entry* one_word = odd_one_shot<PackElements<OneWordPack>, OneWordPack>();
   const Entry* negative = odd_two_shot<NegativeZeroElements<Pack>, Pack>();
   const Entry* raw_sums = odd_two_shot<NegativeZeroElements<RawPack>, RawPack>();
+  const Entry* one_shot_alone = find_algorithm("one_shot");
   return {
-      {"two_phases", "own memory with two phases", lane<TwoPhases>, {}},
-      {"no_rearm", "slots are never re-armed", lane<NoRearm>, {}},
+      {"two_phases", "own memory with two phases", lane<TwoPhases>, {}, untroubled},
+      {"no_rearm", "slots are never re-armed", lane<NoRearm>, {}, untroubled},
       {"loose_boundary", "a launch boundary does not complete stores to own memory", right_lane, {}, loose_boundary},
-      {"rearm_this_range", "call k re-arms as many packs as itself uses", lane<RearmsThisRange>, {}},
+      {"rearm_this_range", "call k re-arms as many packs as itself uses", lane<RearmsThisRange>, {}, untroubled},
       {"own_areas", "each algorithm has its own area, all share one epoch", lane<OwnAreas>, {}, three_areas},
-      {"padding_sent", "a padding pack is sent and not awaited", lane<SendsPadding>, {find_algorithm("one_shot")}, packs_only},
-      {"epoch_modulo_3", "phase = 32-bit epoch modulo 3", lane<EpochModuloThree>, {}},
-      {"early_epoch", "the epoch is advanced before every lane of the block has read it", lane<EarlyEpoch>, {}},
-      {"frozen_epoch", "the host passes the epoch, and a graph freezes it", lane<FrozenEpoch>, {}},
-      {"own_line_only", "per-block epochs under a changing grid", lane<OwnLineOnly>, {}},
+      {"padding_sent", "a padding pack is sent and not awaited", lane<SendsPadding>, {one_shot_alone}, packs_only},
+      {"epoch_modulo_3", "phase = 32-bit epoch modulo 3", lane<EpochModuloThree>, {}, untroubled},
+      {"early_epoch", "the epoch is advanced before every lane of the block has read it", lane<EarlyEpoch>, {}, untroubled},
+      {"frozen_epoch", "the host passes the epoch, and a graph freezes it", lane<FrozenEpoch>, {}, untroubled},
+      {"own_line_only", "per-block epochs under a changing grid", lane<OwnLineOnly>, {}, untroubled},
       {"one_word_ready", "readiness tested on one word of four", right_lane, {one_word}, packs_only},
       {"raw_input", "EMPTY is not rewritten in the first stage", right_lane, {raw}, packs_only},
       {"raw_sums", "EMPTY is not rewritten in the second stage", lane<RewritesInputOnly>, {raw_sums}, packs_only, negative},
-      {"epoch_before_wait", "the epoch is read before the dependency wait", lane<EpochBeforeWait>, {}},
-      {"send_before_wait", "data is sent before the dependency wait", lane<SendsBeforeWait>, {}},
-      {"idle_leaves_early", "an idle block does not wait for the predecessor", lane<IdleBlockLeavesEarly>, {}},
-      {"failed_leaves_early", "a launch on a failed channel does not wait", lane<FailedBlockLeavesEarly>, {}},
-      {"no_signature", "another dtype of equal bytes, and no signature", lane<NoSignature>, {}},
-      {"stale_output", "a launch on a failed channel leaves its output alone", lane<StaleOutput>, {}},
-      {"victim_named", "abort words do not say who the culprit is", lane<NamesVictims>, {}},
-      {"record_no_fence", "the record is valid before it is complete", lane<RecordWithoutFence>, {}},
-      {"host_rearm_3", "host slots: three phases, k - 1 re-armed", right_lane, {host_staged_model<HostSlots{3, 1, true}>()}, nullptr, right_slots},
-      {"host_rearm_4", "host slots: four phases, k - 1 re-armed", right_lane, {host_staged_model<HostSlots{4, 1, true}>()}, nullptr, right_slots},
-      {"host_no_fence", "host slots: re-armed without a fence", right_lane, {host_staged_model<HostSlots{4, 2, false}>()}, nullptr, right_slots},
-      {"pull_one_copy", "pull: one staging copy", right_lane, {pull_model<Pull{1, false}>()}, nullptr, right_pull},
-      {"pull_equal", "pull: flag == epoch", right_lane, {pull_model<Pull{2, true}>()}, nullptr, right_pull},
-      {"empty_shard_rs", "reduce-scatter alone: an empty shard sends nothing", right_lane, {reduce_scatter_model<false>()}, nullptr, reduce_scatter_model<true>()},
-      {"empty_shard_ag", "all-gather alone: an empty shard sends nothing", right_lane, {all_gather_model<false>()}, nullptr, all_gather_model<true>()},
+      {"epoch_before_wait", "the epoch is read before the dependency wait", lane<EpochBeforeWait>, {}, untroubled},
+      {"send_before_wait", "data is sent before the dependency wait", lane<SendsBeforeWait>, {}, untroubled},
+      {"idle_leaves_early", "an idle block does not wait for the predecessor", lane<IdleBlockLeavesEarly>, {}, untroubled},
+      {"failed_leaves_early", "a launch on a failed channel does not wait", lane<FailedBlockLeavesEarly>, {}, any_trouble},
+      {"no_signature", "another dtype of equal bytes, and no signature", lane<NoSignature>, {}, other_dtype},
+      {"stale_output", "a launch on a failed channel leaves its output alone", lane<StaleOutput>, {}, any_trouble},
+      {"victim_named", "a rank that gives up does not heed what others say", lane<NamesVictims>, {}, any_trouble},
+      {"record_no_fence", "the record is valid before it is complete", lane<RecordWithoutFence>, {}, any_trouble},
+  };
+}
+
+std::vector<PlantedFault> faults_of_models() {
+  const Entry* slots = host_staged_model<kRightSlots>();
+  const Entry* three = host_staged_model<HostSlots{3, 1, true}>();
+  const Entry* four = host_staged_model<HostSlots{4, 1, true}>();
+  const Entry* no_fence = host_staged_model<HostSlots{4, 2, false}>();
+  const Entry* staging = pull_model<kRightPull>();
+  const Entry* one_copy = pull_model<Pull{1, false}>();
+  const Entry* equal = pull_model<Pull{2, true}>();
+  const Entry* scatter = reduce_scatter_model<true>();
+  const Entry* gather = all_gather_model<true>();
+  return {
+      {"host_rearm_3", "host slots: three phases, k - 1 re-armed", right_lane, {three}, untroubled, slots},
+      {"host_rearm_4", "host slots: four phases, k - 1 re-armed", right_lane, {four}, untroubled, slots},
+      {"host_no_fence", "host slots: re-armed without a fence", right_lane, {no_fence}, untroubled, slots},
+      {"pull_one_copy", "pull: one staging copy", right_lane, {one_copy}, untroubled, staging},
+      {"pull_equal", "pull: flag == epoch", right_lane, {equal}, untroubled, staging},
+      {"empty_shard_rs", "reduce-scatter alone: an empty shard sends nothing", right_lane, {reduce_scatter_model<false>()}, untroubled, scatter},
+      {"empty_shard_ag", "all-gather alone: an empty shard sends nothing", right_lane, {all_gather_model<false>()}, untroubled, gather},
   };
 }
 
 }  // namespace
 
 const std::vector<PlantedFault>& planted_faults() {
-  static const std::vector<PlantedFault> faults = table();
+  static const std::vector<PlantedFault> faults = [] {
+    std::vector<PlantedFault> all = faults_of_the_package();
+    for (PlantedFault& fault : faults_of_models()) all.push_back(std::move(fault));
+    return all;
+  }();
   return faults;
+}
+
+// What is right although it looks like a fault: the models without their mistakes, and an all-reduce without signatures,
+// whose empty shards do no harm.
+const std::vector<PlantedFault>& controls() {
+  static const std::vector<PlantedFault> right = [] {
+    std::vector<PlantedFault> all;
+    for (const PlantedFault& fault : planted_faults()) {
+      if (fault.right != nullptr) all.push_back({fault.name, fault.what, right_lane, {fault.right}, fault.adjust});
+    }
+    all.push_back({"unsigned", "no signatures, and nobody makes another call", lane<NoSignature>, {}, untroubled});
+    return all;
+  }();
+  return right;
 }
 
 const PlantedFault* find_fault(const std::string& name) {

@@ -12,10 +12,11 @@ struct PlantedFault {
   LaneMaker maker;
   std::vector<const Entry*> algorithms;     // empty: those of the package
   void (*adjust)(Scenario&) = nullptr;      // what the mistake needs of the machine
-  const Entry* right = nullptr;             // the model without the mistake; without one, a right lane is the control
+  const Entry* right = nullptr;             // the same without the mistake, where the package has no such thing
 };
 
 const std::vector<PlantedFault>& planted_faults();
+const std::vector<PlantedFault>& controls();  // nothing must be found in these
 const PlantedFault* find_fault(const std::string& name);
 
 std::unique_ptr<Lane> right_lane(Simulation& simulation, Rank& rank, Grid& grid, Word block, Word thread);

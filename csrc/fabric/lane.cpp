@@ -142,7 +142,7 @@ bool Lane::elect(Word* word) {
 }
 
 void Lane::settle() {
-  asleep_until = now() + 50'000'000;
+  asleep_until = now() + 500'000'000;
   simulation_.scheduler().pause(*this);
 }
 
@@ -256,7 +256,7 @@ WaitVerdict Lane::keep_waiting(Wait& wait, const Call& call) {
 
 void Lane::fault(const Fault& fault, const Call& call) {
   simulation_.note(*this, {.what = Happened::kAccuses, .value = {fault.missing}, .note = static_cast<Word>(fault.reason)});
-  simulation_.checker().gave_up(rank_.number, grid_.call);
+  simulation_.checker().gave_up(rank_.number, grid_.call, fault.reason);
   publish_fault<Access>(channel_, rank_.requests[grid_.call], call, fault, waited_);
 }
 

@@ -88,8 +88,14 @@ Task* Scheduler::next() {
 bool Scheduler::idle() {
   if (memory_->in_flight() == 0) return wake_earliest(false);
   if (own_choice(2, 64) != 0 && wake_earliest(true)) return true;
-  const Word which = own_choice(static_cast<Word>(memory_->in_flight()), kAlways);
-  memory_->deliver(which);
+  const Word count = static_cast<Word>(memory_->in_flight());
+  Word which = own_choice(count + 1, kAlways);
+  if (which == 0) {  // the harmless one: what was not to be held back
+    while (which + 1 < count && memory_->held(which)) ++which;
+    memory_->deliver(which);
+  } else {
+    memory_->deliver(which - 1);
+  }
   return true;
 }
 

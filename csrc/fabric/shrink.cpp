@@ -5,7 +5,8 @@
 namespace pcie_allreduce::fabric {
 namespace {
 
-constexpr int kAdversaries = 60;  // tried on every smaller scenario
+constexpr int kAdversaries = 400;  // tried on every smaller scenario ...
+constexpr std::uint64_t kSteps = 200'000;  // ... and not more steps than these
 constexpr int kScripts = 4000;    // tried in all when decisions are taken back
 
 using Smaller = std::vector<Scenario>;
@@ -43,9 +44,10 @@ void fewer_ranks(Smaller& smaller, const Scenario& scenario) {
   }
 }
 
-void smaller_calls(Smaller& smaller, const Scenario& scenario) {
+void smaller_calls(Smaller& smaller, const Scenario& scenario, const Entry& simplest) {
   for (std::size_t call = 0; call < scenario.calls.size(); ++call) {
     const CallPlan& plan = scenario.calls[call];
+    if (plan.algorithm != &simplest) offer(smaller, scenario, [&](Scenario& s) { s.calls[call].algorithm = &simplest; });
     const Word pack = pack_elements(plan.dtype);
     for (const Word elements : {1u, pack, plan.elements / 2, plan.elements - std::min(plan.elements, pack)}) {
       if (elements == 0 || elements >= plan.elements) continue;
@@ -60,7 +62,10 @@ void smaller_calls(Smaller& smaller, const Scenario& scenario) {
   }
 }
 
-void simpler(Smaller& smaller, const Scenario& scenario) {
+void simpler(Smaller& smaller, const Scenario& scenario, const Entry& simplest) {
+  offer(smaller, scenario, [&](Scenario& s) {
+    for (CallPlan& plan : s.calls) plan.algorithm = &simplest;
+  });
   if (scenario.stewards > 1) offer(smaller, scenario, [](Scenario& s) { s.stewards = 1; });
   if (scenario.mapping == Mapping::kStewards) offer(smaller, scenario, [](Scenario& s) { s.mapping = Mapping::kShared; });
   if (scenario.first_call != 0) offer(smaller, scenario, [](Scenario& s) { s.first_call = 0; });
@@ -71,7 +76,7 @@ void simpler(Smaller& smaller, const Scenario& scenario) {
     return std::all_of(plan.shape.begin(), plan.shape.end(), [](Shape s) { return s.blocks == 1 && s.threads == 1; });
   });
   if (one_shape) return;
-  for (const Shape shape : {Shape{1, 1}, Shape{2, 1}, Shape{1, 2}}) {
+  for (const Shape shape : {Shape{1, 1}, Shape{2, 1}, Shape{1, 2}, Shape{1, 3}, Shape{3, 1}, Shape{2, 2}}) {
     const auto has = [&](const CallPlan& plan) {
       return std::all_of(plan.shape.begin(), plan.shape.end(),
                          [&](Shape s) { return s.blocks == shape.blocks && s.threads == shape.threads; });
@@ -84,35 +89,37 @@ void simpler(Smaller& smaller, const Scenario& scenario) {
 }
 
 // What can only go down, so that shrinking ends.
-std::uint64_t size_of(const Scenario& scenario) {
+std::uint64_t size_of(const Scenario& scenario, const Entry& simplest) {
   std::uint64_t size = scenario.calls.size() * 40 + scenario.world * 60 + scenario.stewards +
                        10 * (scenario.mapping == Mapping::kStewards) + (scenario.first_call != 0) +
                        (scenario.first_phase != 0) + 20 * (scenario.trouble != Trouble::kNone);
   for (const CallPlan& plan : scenario.calls) {
-    size += plan.elements + 5 * plan.dependent + plan.in_place;
+    size += plan.elements + 5 * plan.dependent + plan.in_place + 100 * (plan.algorithm != &simplest);
     for (Word rank = 0; rank < scenario.world; ++rank) size += 4 * plan.shape[rank].blocks * plan.shape[rank].threads;
   }
   return size * 4096 + scenario.troubled_access;
 }
 
-Smaller candidates(const Scenario& scenario, const Violation& violation) {
+Smaller candidates(const Scenario& scenario, const Violation& violation, const Entry& simplest) {
   Smaller smaller;
   fewer_calls(smaller, scenario, violation);
   fewer_ranks(smaller, scenario);
-  simpler(smaller, scenario);
-  smaller_calls(smaller, scenario);
-  std::erase_if(smaller, [&](const Scenario& candidate) { return size_of(candidate) >= size_of(scenario); });
+  simpler(smaller, scenario, simplest);
+  smaller_calls(smaller, scenario, simplest);
+  std::erase_if(smaller, [&](const Scenario& candidate) { return size_of(candidate, simplest) >= size_of(scenario, simplest); });
   return smaller;
 }
 
-// The scenario's own script first, then fresh adversaries, also milder ones.
+// The adversary that was found first, then others of its mood and of one more.
 bool fails_too(const Scenario& scenario, const Outcome& found, Outcome& outcome, FiberPool& fibers, LaneMaker maker) {
   outcome = run_script(scenario, found.hostile, fibers, maker, false);
   if (outcome.violation.breach == found.violation.breach) return true;
-  Scenario milder = scenario;
-  for (int adversary = 0; adversary < kAdversaries; ++adversary) {
-    if (adversary == kAdversaries / 2) milder.mood = {8, 64, 64, 128, 16};
-    outcome = run_seed(milder, static_cast<std::uint64_t>(adversary), fibers, maker);
+  Scenario other = scenario;
+  std::uint64_t steps = 0;
+  for (int adversary = 0; adversary < kAdversaries && steps < kSteps; ++adversary) {
+    other.mood = adversary % 2 == 0 ? scenario.mood : Mood{24, 64, 160, 64, 16};
+    outcome = run_seed(other, static_cast<std::uint64_t>(adversary), fibers, maker);
+    steps += outcome.steps;
     if (outcome.violation.breach == found.violation.breach) return true;
   }
   return false;
@@ -144,11 +151,11 @@ Outcome fewer_decisions(const Scenario& scenario, Outcome outcome, FiberPool& fi
 
 }  // namespace
 
-Shortest shrink(const Scenario& scenario, const Outcome& found, FiberPool& fibers, LaneMaker maker) {
+Shortest shrink(const Scenario& scenario, const Outcome& found, const Entry& simplest, FiberPool& fibers, LaneMaker maker) {
   Shortest shortest{scenario, found};
   for (bool smaller = true; smaller;) {
     smaller = false;
-    for (const Scenario& candidate : candidates(shortest.scenario, shortest.outcome.violation)) {
+    for (const Scenario& candidate : candidates(shortest.scenario, shortest.outcome.violation, simplest)) {
       Outcome outcome;
       if (!fails_too(candidate, shortest.outcome, outcome, fibers, maker)) continue;
       shortest = {candidate, std::move(outcome)};

@@ -11,6 +11,7 @@ struct Shortest {
   Outcome outcome;
 };
 
-Shortest shrink(const Scenario& scenario, const Outcome& found, FiberPool& fibers, LaneMaker maker);
+// `simplest`: the algorithm that any call may use instead of its own.
+Shortest shrink(const Scenario& scenario, const Outcome& found, const Entry& simplest, FiberPool& fibers, LaneMaker maker);
 
 }  // namespace pcie_allreduce::fabric

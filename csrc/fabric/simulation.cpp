@@ -76,7 +76,8 @@ Simulation::Simulation(const Scenario& scenario, Choices& choices, FiberPool& fi
     rank.caller.in.resize(packs);
     rank.caller.out.resize(packs);
     const bool closes = scenario.trouble == Trouble::kClosed && r == scenario.troubled_rank;
-    const Word calls = closes ? scenario.troubled_call : static_cast<Word>(scenario.calls.size());
+    const Word all = static_cast<Word>(scenario.calls.size());
+    const Word calls = closes ? std::min(scenario.troubled_call, all) : all;
     rank.grids.resize(calls);
     for (Word call = 0; call < calls; ++call) {
       Request request = request_of(scenario, r, call);
@@ -213,6 +214,7 @@ void Simulation::complete(Rank& rank, Grid& grid) {
 
 // The host's farewell: peers are not to wait for this rank any more. It may overtake what its kernels have stored.
 void Simulation::close(Rank& rank) {
+  checker_.struck();
   const Word call = static_cast<Word>(rank.grids.size());
   const Word farewell = abort_word(Reason::kClosed, rank.number, scenario_.first_call + call);
   const LaneId host{static_cast<std::uint8_t>(rank.number), static_cast<std::uint8_t>(call), 0, kHostThread};
@@ -220,7 +222,6 @@ void Simulation::close(Rank& rank) {
     if (peer == rank.number) continue;
     memory_.store(host, memory_.index(&control_of(memory_.slab(peer))->abort[rank.number]), farewell, false, false);
   }
-  checker_.struck();
   if (timeline_ != nullptr) timeline_->add({.time = scheduler_.now(), .lane = host, .what = Happened::kCloses});
 }
 

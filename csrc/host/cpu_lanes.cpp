@@ -21,17 +21,14 @@ void run_all_reduce(const Channel& channel, const Request& request, bool crowded
   dispatch<Elements>(kind_dtype(request.kind), [&]<class Element>() {
     switch (kind_algorithm(request.kind)) {
       case Algorithm::kTwoShot:
-        return dispatch_world<Element>(channel.world, [&]<class, int kWorld>() {
-          two_shot<Element, kWorld>(machine, channel, request);
-        });
+        return dispatch_world<Element>(
+            channel.world, [&]<class, int kWorld>() { two_shot<Element, kWorld>(machine, channel, request); });
       case Algorithm::kIsland:
-        return dispatch_half<Element>(channel.world, [&]<class, int kHalf>() {
-          island<Element, kHalf>(machine, channel, request);
-        });
+        return dispatch_half<Element>(channel.world,
+                                      [&]<class, int kHalf>() { island<Element, kHalf>(machine, channel, request); });
       default:
-        return dispatch_world<Element>(channel.world, [&]<class, int kWorld>() {
-          one_shot<Element, kWorld>(machine, channel, request);
-        });
+        return dispatch_world<Element>(
+            channel.world, [&]<class, int kWorld>() { one_shot<Element, kWorld>(machine, channel, request); });
     }
   });
 }

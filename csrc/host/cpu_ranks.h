@@ -1,4 +1,5 @@
-// The CPU executor: ranks are processes, their slabs lie in shared memory, and the calling thread is the rank's one lane.
+// The CPU executor: ranks are processes, their slabs lie in shared memory, and the calling thread is the rank's one
+// lane.
 #pragma once
 
 #include <functional>

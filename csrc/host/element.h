@@ -1,6 +1,6 @@
-// The element types on a CPU, a cache line at a time: the two 16-bit values of a word are widened into an even and an odd
-// vector, so that no lane ever has to move. Integer arithmetic and float32 addition only, without contraction, so that
-// every instruction set that this is compiled for gives the same bits, and they are the GPU's.
+// The element types on a CPU, a cache line at a time: the two 16-bit values of a word are widened into an even and an
+// odd vector, so that no lane ever has to move. Integer arithmetic and float32 addition only, without contraction, so
+// that every instruction set that this is compiled for gives the same bits, and they are the GPU's.
 #pragma once
 
 #include "host/unit.h"
@@ -64,7 +64,8 @@ struct Pairs {
   }
   PAR_INLINE static Unit rounded(const Sum& sum) {
     Unit unit;
-    for (int p = 0; p < kParts; ++p) unit.part[p] = one_zero((Half::narrow(sum.even[p]) >> 16) | Half::narrow(sum.odd[p]));
+    for (int p = 0; p < kParts; ++p)
+      unit.part[p] = one_zero((Half::narrow(sum.even[p]) >> 16) | Half::narrow(sum.odd[p]));
     return unit;
   }
   PAR_INLINE static void partial(const Sum& sum, Unit (&parts)[kPartialUnits]) {

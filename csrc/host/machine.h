@@ -1,6 +1,6 @@
-// The CPU's machine: one lane a rank, which streams through all packs. On a shared-memory host an aligned 16-byte access
-// through a vector register is made of whole words, which is all that the protocol relies on; what the GPU gets from a
-// launch boundary comes from a fence at the start of every call.
+// The CPU's machine: one lane a rank, which streams through all packs. On a shared-memory host an aligned 16-byte
+// access through a vector register is made of whole words, which is all that the protocol relies on; what the GPU gets
+// from a launch boundary comes from a fence at the start of every call.
 #pragma once
 
 #include <sched.h>
@@ -22,9 +22,9 @@
 namespace pcie_allreduce::host::PAR_ISA {
 
 inline std::uint64_t now_ns() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                        std::chrono::steady_clock::now().time_since_epoch())
-                                        .count());
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count());
 }
 
 inline void cpu_pause() {
@@ -73,7 +73,8 @@ class Machine {
         spins_(crowded ? 64 : 4096) {}
 
   Call begin_call() {
-    std::atomic_thread_fence(std::memory_order_acq_rel);  // what the last call re-armed is visible before this one sends
+    std::atomic_thread_fence(
+        std::memory_order_acq_rel);  // what the last call re-armed is visible before this one sends
     const Word mark = Access::load(&control_of(channel_.slab[channel_.rank])->abort[channel_.rank]);
     deadline_ns_ = state_.settled < kWarmupCalls ? channel_.warmup_timeout_ns : channel_.timeout_ns;
     return {state_.call, state_.phase, state_.used[phase_before(state_.phase)], mark != 0};

@@ -76,15 +76,16 @@ SharedMemory SharedMemory::open(const std::string& name, std::size_t bytes) {
   }
   const int raw = ::shm_open(name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0);
   if (raw < 0) {
-    fail("opening a peer's shared memory " + name + " (ranks in different containers need a shared /dev/shm: --ipc=host)");
+    fail("opening a peer's shared memory " + name +
+         " (ranks in different containers need a shared /dev/shm: --ipc=host)");
   }
   Descriptor fd(raw);
-  struct stat status {};
+  struct stat status{};
   if (::fstat(fd.get(), &status) != 0) fail("inspecting " + name);
   if (status.st_uid != ::geteuid() || (status.st_mode & 07777) != 0600) {
-    throw std::runtime_error("shared memory " + name + " belongs to user " + std::to_string(status.st_uid) + " with mode " +
-                             std::to_string(status.st_mode & 07777) + ", expected user " + std::to_string(::geteuid()) +
-                             " and mode 384 (0600)");
+    throw std::runtime_error("shared memory " + name + " belongs to user " + std::to_string(status.st_uid) +
+                             " with mode " + std::to_string(status.st_mode & 07777) + ", expected user " +
+                             std::to_string(::geteuid()) + " and mode 384 (0600)");
   }
   if (static_cast<std::size_t>(status.st_size) != bytes) {
     throw std::runtime_error("shared memory " + name + " has " + std::to_string(status.st_size) + " bytes, expected " +

@@ -1,6 +1,6 @@
-// One rank's slab in POSIX shared memory. Mode 0600, an unguessable name, and the name is gone as soon as every rank has
-// mapped it: nothing is left behind, however the processes end. The creator holds a lock on the file while it takes part,
-// which the kernel releases when the process dies, in whatever container or PID namespace it ran.
+// One rank's slab in POSIX shared memory. Mode 0600, an unguessable name, and the name is gone as soon as every rank
+// has mapped it: nothing is left behind, however the processes end. The creator holds a lock on the file while it takes
+// part, which the kernel releases when the process dies, in whatever container or PID namespace it ran.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@ class SharedMemory {
   SharedMemory& operator=(SharedMemory&& other) noexcept;
   ~SharedMemory();
 
-  void unlink();             // idempotent
-  void close();              // unmaps, gives up the lock; idempotent
+  void unlink();              // idempotent
+  void close();               // unmaps, gives up the lock; idempotent
   bool creator_gone() const;  // of an opened segment: closed by its creator, or its process has ended
   char* data() const { return data_; }
   std::size_t size() const { return bytes_; }

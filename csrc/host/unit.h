@@ -1,5 +1,5 @@
-// What a CPU lane moves at a time: a cache line, as two or four vectors of the width that this file is compiled for. Slots
-// begin at whole lines, so a unit never reaches into another slot.
+// What a CPU lane moves at a time: a cache line, as two or four vectors of the width that this file is compiled for.
+// Slots begin at whole lines, so a unit never reaches into another slot.
 #pragma once
 
 #include "protocol/mailbox.h"

@@ -15,7 +15,8 @@ inline Word packs_used(Algorithm algorithm, Dtype dtype, Word world, Word bytes)
     case Algorithm::kOneShot: return OneShotLayout(world, packs).used();
     case Algorithm::kTwoShot: return TwoShotLayout(world, packs).used();
     case Algorithm::kIsland: return IslandLayout(world, packs, dtype == Dtype::kFloat32 ? 1 : 2).used();
-    default: throw std::invalid_argument("algorithm code " + std::to_string(static_cast<Word>(algorithm)) + " is not 1 to 3");
+    default:
+      throw std::invalid_argument("algorithm code " + std::to_string(static_cast<Word>(algorithm)) + " is not 1 to 3");
   }
 }
 
@@ -39,7 +40,8 @@ auto dispatch_half(Word world, Visit&& visit) {
     case 4: return visit.template operator()<Element, 2>();
     case 6: return visit.template operator()<Element, 3>();
     case 8: return visit.template operator()<Element, 4>();
-    default: throw std::invalid_argument("world size " + std::to_string(world) + " does not make two islands of 2 to 4");
+    default:
+      throw std::invalid_argument("world size " + std::to_string(world) + " does not make two islands of 2 to 4");
   }
 }
 

@@ -1,5 +1,6 @@
 // The greeting: before the first call every rank sends a known pattern to every other and awaits theirs under a short
-// deadline. A machine where peer-to-peer traffic hangs or arrives changed is found here, with the pair, and not by a user.
+// deadline. A machine where peer-to-peer traffic hangs or arrives changed is found here, with the pair, and not by a
+// user.
 #pragma once
 
 #include "protocol/channel.h"
@@ -41,8 +42,8 @@ PAR_INLINE void exchange_greetings(Machine& machine, const Channel& channel, Wor
     }
     const Pack expected = greeting_pattern(source, channel.rank, i % kGreetingPacks);
     const bool right = same(pack, expected);
-    machine.tell(verdict + i, static_cast<Word>(right ? Greeting::kFine
-                                                      : (arrived(pack) ? Greeting::kWrong : Greeting::kMissing)));
+    machine.tell(verdict + i,
+                 static_cast<Word>(right ? Greeting::kFine : (arrived(pack) ? Greeting::kWrong : Greeting::kMissing)));
   }
 }
 

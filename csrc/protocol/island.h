@@ -8,8 +8,8 @@
 
 namespace pcie_allreduce {
 
-// The partner's partial of unit i of the shard: kSpread units, a shard apart so that warps store whole lines, awaited like
-// as many sources.
+// The partner's partial of unit i of the shard: kSpread units, a shard apart so that warps store whole lines, awaited
+// like as many sources.
 template <int kSpread, class Machine, class Unit = typename Machine::Unit>
 PAR_INLINE bool take_partial(Machine& machine, const Waiting& about, const IslandLayout& layout, Word i,
                              Unit (&theirs)[kSpread]) {
@@ -48,7 +48,8 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
       for (Word hop = 0; hop < kHalf - 1; ++hop) {
         const Word at = owner[hop] * shard + i;
         if (at < units) {
-          machine.put(mate[hop] + layout.scatter(place, owner[hop]) + i * kUnitPacks, encoded(machine.read(request, at)));
+          machine.put(mate[hop] + layout.scatter(place, owner[hop]) + i * kUnitPacks,
+                      encoded(machine.read(request, at)));
         }
       }
     }

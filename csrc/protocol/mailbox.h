@@ -90,7 +90,8 @@ struct OneShotLayout {
   PAR_INLINE constexpr Word used() const { return kLinePacks + (world - 1) * stride; }
 };
 
-// Shards to their owners, then the owners' sums to everyone. Shards are whole lines; the last ones may be short or empty.
+// Shards to their owners, then the owners' sums to everyone. Shards are whole lines; the last ones may be short or
+// empty.
 struct TwoShotLayout {
   Word world;
   Word shard;  // packs

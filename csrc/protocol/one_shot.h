@@ -35,7 +35,8 @@ PAR_INLINE void one_shot(Machine& machine, const Channel& channel, const Request
     rearm(machine, channel, call);
     failed = !signatures_agree(machine, about);
     const Slots slots{about.area + kLinePacks, layout.stride, rank};
-    for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {  // a second loop: a GPU lane runs it once, a CPU streams
+    for (Word i = mine.first; i < mine.end && !failed;
+         i += mine.step) {  // a second loop: a GPU lane runs it once, a CPU streams
       Unit got[kWorld];
       const Unit own = encoded(machine.read(request, i));
       const Slots here{slots.first + i * kUnitPacks, slots.stride, rank};

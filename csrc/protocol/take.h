@@ -1,6 +1,6 @@
-// Taking what has arrived: all sources are looked at together, then only those that are missing, together again, so that
-// what came last costs one look and not one per source before it. The signature check shares its code with the waits, so that a rank that made another call is found
-// out while its data is missing, and not after the deadline.
+// Taking what has arrived: all sources are looked at together, then only those that are missing, together again, so
+// that what came last costs one look and not one per source before it. The signature check shares its code with the
+// waits, so that a rank that made another call is found out while its data is missing, and not after the deadline.
 #pragma once
 
 #include "protocol/channel.h"
@@ -96,7 +96,8 @@ PAR_COLD bool wait_for(Machine& machine, const Waiting& about, Stage stage, Word
   while (missing != 0) {
     const WaitVerdict verdict = machine.keep_waiting(wait, about.call);
     missing = look(machine, missing, slots, got);  // also after the deadline: data wins
-    if (verdict != WaitVerdict::kGoOn && missing != 0 && gives_up(machine, about, verdict, stage, about.ranks(stage, missing))) {
+    if (verdict != WaitVerdict::kGoOn && missing != 0 &&
+        gives_up(machine, about, verdict, stage, about.ranks(stage, missing))) {
       return false;
     }
   }
@@ -108,7 +109,8 @@ template <int kSources, class Machine, class Unit = typename Machine::Unit>
 PAR_INLINE bool take(Machine& machine, const Waiting& about, Stage stage, Word awaited, Slots slots,
                      Unit (&got)[kSources]) {
   const Word missing = look(machine, awaited, slots, got);
-  if (missing == 0) [[likely]] return true;
+  if (missing == 0) [[likely]]
+    return true;
   return wait_for(machine, about, stage, missing, slots, got);
 }
 
@@ -135,14 +137,15 @@ PAR_INLINE void send_signatures(Machine& machine, const Waiting& about) {
   const Range readers = machine.once_a_rank(channel.world - 1);
   for (Word index = readers.first; index < readers.end; index += readers.step) {
     const Word reader = source_of(index, channel.rank);
-    machine.put(area_of(channel.slab[reader], about.call.phase, channel.area_packs) +
-                    source_index(channel.rank, reader),
-                about.signature);
+    machine.put(
+        area_of(channel.slab[reader], about.call.phase, channel.area_packs) + source_index(channel.rank, reader),
+        about.signature);
   }
 }
 
-// Every block checks the signatures of all sources, so that no block hands out sums of another call's bytes. A signature is
-// the first thing that a rank sends: how long it is waited for is how late its rank is, and is counted once a rank.
+// Every block checks the signatures of all sources, so that no block hands out sums of another call's bytes. A
+// signature is the first thing that a rank sends: how long it is waited for is how late its rank is, and is counted
+// once a rank.
 template <class Machine>
 PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about) {
   Wait wait(kind_algorithm(about.request.kind), Stage::kSignature);
@@ -171,8 +174,8 @@ PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about) {
   return true;
 }
 
-// Invariant 4: exactly what the call before this one used, whose words were all taken before this call began. Done in the
-// shadow of the wait: behind the sends, before the first look.
+// Invariant 4: exactly what the call before this one used, whose words were all taken before this call began. Done in
+// the shadow of the wait: behind the sends, before the first look.
 template <class Machine>
 PAR_INLINE void rearm(Machine& machine, const Channel& channel, const Call& call) {
   constexpr Word kUnitPacks = sizeof(typename Machine::Unit) / sizeof(Pack);

@@ -1,5 +1,5 @@
-// Two-shot push: shards to their owners, the owners' sums to everyone, in one launch and without a barrier between. Each
-// rank sends 2 (world - 1) / world times the payload, where one-shot sends world - 1 times.
+// Two-shot push: shards to their owners, the owners' sums to everyone, in one launch and without a barrier between.
+// Each rank sends 2 (world - 1) / world times the payload, where one-shot sends world - 1 times.
 #pragma once
 
 #include "protocol/take.h"
@@ -34,7 +34,8 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
       for (Word hop = 0; hop < kWorld - 1; ++hop) {
         const Word at = owner[hop] * shard + i;
         if (at < units) {
-          machine.put(peer[hop] + layout.scatter(rank, owner[hop]) + i * kUnitPacks, encoded(machine.read(request, at)));
+          machine.put(peer[hop] + layout.scatter(rank, owner[hop]) + i * kUnitPacks,
+                      encoded(machine.read(request, at)));
         }
       }
     }

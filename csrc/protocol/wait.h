@@ -1,5 +1,6 @@
 // No wait is endless. A lane that waits looks now and then at the clock and at the abort words of its peers; the first
-// lane of a rank to give up writes the record that the host turns into a sentence, and tells every peer who is to blame.
+// lane of a rank to give up writes the record that the host turns into a sentence, and tells every peer who is to
+// blame.
 #pragma once
 
 #include "protocol/mailbox.h"
@@ -10,10 +11,10 @@ enum class Algorithm : Word { kNone = 0, kOneShot = 1, kTwoShot = 2, kIsland = 3
 enum class Stage : Word { kSignature = 0, kGather = 1, kScatter = 2, kCross = 3 };
 enum class Reason : Word {
   kNone = 0,
-  kTimeout = 1,   // `missing` has not sent within the deadline
-  kMismatch = 2,  // `missing` made another call: `theirs` is its signature
-  kClosed = 3,    // `missing` closed its communicator before this call
-  kGone = 4,      // the process of `missing` has ended
+  kTimeout = 1,      // `missing` has not sent within the deadline
+  kMismatch = 2,     // `missing` made another call: `theirs` is its signature
+  kClosed = 3,       // `missing` closed its communicator before this call
+  kGone = 4,         // the process of `missing` has ended
   kInterrupted = 5,  // `missing` was interrupted by its user while it waited
 };
 

@@ -19,19 +19,24 @@ MEMORY = {"LDG", "STG", "LD", "ST", "LDL", "STL", *ATOMICS}
 OTHER_MEMORY = {"LD", "ST", "LDS", "STS", "LDGSTS", "UBLKCP", "UTMALDG", "SUST", "SULD", "TEX", "TLD"}
 
 
-def reads_clock(instruction: Instruction) -> bool:
-    return "GLOBALTIMER" in instruction.operands
+def access(step: Instruction) -> Access:
+    return Access(step.opcode, step.bytes, step.scope)
 
 
 def path(kernel: Kernel) -> set[int]:
-    """Where a lane may come that has neither read the clock nor stood for election: indices of instructions."""
-    stops = (index for index, step in enumerate(kernel.code) if step.opcode in ATOMICS or reads_clock(step))
-    return kernel.reachable(frozenset(stops))
+    """Where a lane may come that has not waited for long and not stood for election: indices of instructions. A wait is
+    long when the clock is read and then abort words, before the data or the clock is looked at again."""
+    elections = frozenset(kernel.find(*ATOMICS))
+    polls = frozenset(index for index in kernel.find("LDG") if access(kernel.code[index]) == Access("LDG", 16, "SYS"))
+    words = {index for index in kernel.find("LDG") if access(kernel.code[index]) == Access("LDG", 4, "SYS")}
+    clocks = [index for index, step in enumerate(kernel.code) if "GLOBALTIMER" in step.operands]
+    stops = elections | polls | frozenset(clocks) | frozenset(kernel.find("BAR"))
+    return kernel.reachable(elections | {clock for clock in clocks if kernel.after(clock, stops) & words})
 
 
 def accesses(kernel: Kernel, indices: set[int]) -> Counter[Access]:
     steps = (kernel.code[index] for index in indices)
-    return Counter(Access(step.opcode, step.bytes, step.scope) for step in steps if step.opcode in ("LDG", "STG"))
+    return Counter(access(step) for step in steps if step.opcode in ("LDG", "STG"))
 
 
 def resources(compiled: Compiled, _: Variant) -> Iterator[str]:
@@ -61,12 +66,10 @@ def only_global_memory(compiled: Compiled, _: Variant) -> Iterator[str]:
 def one_election_one_fence(compiled: Compiled, _: Variant) -> Iterator[str]:
     kernel = compiled.kernel
     elections = kernel.find(*ATOMICS)
-    names = [kernel.code[index].name for index in elections]
-    if names != ["ATOMG.E.EXCH.STRONG.GPU"]:
-        yield f"atomics other than one election: {names}"
-    fences = [index for index in kernel.find(*FENCES) if kernel.code[index].opcode in ("MEMBAR", "FENCE")]
-    if [kernel.code[index].name for index in fences] != ["MEMBAR.ALL.SYS"]:
-        yield f"fences other than one system fence: {[kernel.code[index].name for index in fences]}"
+    if (names := kernel.names(set(elections))) != {"ATOMG.E.EXCH.STRONG.GPU": 1}:
+        yield f"atomics other than one election: {dict(names)}"
+    if (names := kernel.names(set(kernel.find("MEMBAR", "FENCE")))) != {"MEMBAR.ALL.SYS": 1}:
+        yield f"fences other than one system fence: {dict(names)}"
     unelected = kernel.reachable(frozenset(elections)) & set(kernel.find(*FENCES))
     if unelected:
         yield f"fences without an election: {dict(kernel.names(unelected))}"
@@ -84,14 +87,17 @@ def waits_for_its_predecessor(compiled: Compiled, _: Variant) -> Iterator[str]:
 
 
 def lets_its_successor_start(compiled: Compiled, _: Variant) -> Iterator[str]:
-    """launch_dependents stands behind the block barrier that stands behind the last poll; so does the block's state."""
+    """launch_dependents stands behind the block barrier that stands behind the last poll; so does the block's state, of
+    which one half is the only access of its kind."""
     kernel = compiled.kernel
     triggers, barriers = kernel.find("PREEXIT"), kernel.find("BAR")
     if len(triggers) != 1 or kernel.code[triggers[0]].predicate:
         yield f"griddepcontrol.launch_dependents, unconditional, is there {len(triggers)} times"
     before = kernel.reachable(frozenset(barriers))
-    early = {index for index in before if kernel.code[index].opcode == "STG" and kernel.code[index].scope == "GPU"}
-    early |= before & set(triggers)
+    state = {
+        index for index in kernel.find("STG") if (kernel.code[index].bytes, kernel.code[index].scope) == (8, "GPU")
+    }
+    early = before & (state | set(triggers))
     if early:
         yield f"before the block barrier: {dict(kernel.names(early))}"
     after = {later for barrier in barriers for later in kernel.after(barrier)}
@@ -112,8 +118,8 @@ CHECKS = (
 
 
 def _differences(found: Counter[Access], expected: dict[Access, tuple[int, int]]) -> Iterator[str]:
-    for access in sorted(found.keys() | expected.keys()):
-        least, most = expected.get(access, (0, 0))
-        if not least <= found[access] <= most:
-            kind = f"{access.scope or 'plain'} {access.opcode} of {access.bytes} bytes"
-            yield f"{found[access]} times {kind}, not {least if least == most else f'{least} to {most}'}"
+    for kind in sorted(found.keys() | expected.keys()):
+        least, most = expected.get(kind, (0, 0))
+        if not least <= found[kind] <= most:
+            what = f"{kind.scope or 'plain'} {kind.opcode} of {kind.bytes} bytes"
+            yield f"{found[kind]} times {what}, not {least if least == most else f'{least} to {most}'}"

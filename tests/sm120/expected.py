@@ -79,8 +79,8 @@ def variants(algorithm: str) -> Iterator[Variant]:
 
 
 def on_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
-    """At least and at most so many, where a lane comes without having read the clock or stood for election: the whole
-    of a call whose peers are in time. Kinds of access that are not named must not occur there."""
+    """At least and at most so many, where a lane comes that has not waited for long: a call whose peers are in time.
+    Kinds of access that are not named must not occur there."""
     element = ELEMENT_BYTES[variant.dtype]
     steps = ALGORITHMS[variant.algorithm][0](variant.world, element)
     width, pieces = (element, PACK_BYTES // element) if variant.ragged else (PACK_BYTES, 1)
@@ -92,9 +92,9 @@ def on_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
         Access("LDG", 16, "SYS"): (looks, looks + copies),
         Access("LDG", width, ""): (steps.reads * pieces, steps.reads * pieces),
         Access("STG", width, ""): (steps.writes * pieces, steps.writes * pieces),
-        Access("LDG", 16, "GPU"): (1, 1),  # the block's state, whose line is 24 bytes
+        Access("LDG", 16, "GPU"): (1 + 1, 1 + 1),  # the block's state, of 24 bytes; how long a peer was waited for
         Access("LDG", 8, "GPU"): (1, 1),
-        Access("STG", 16, "GPU"): (1, 1),
+        Access("STG", 16, "GPU"): (1 + 1, 1 + 1),
         Access("STG", 8, "GPU"): (1, 1),
         Access("LDG", 4, "SYS"): (1, 1),  # this rank's failure mark
     }

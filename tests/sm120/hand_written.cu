@@ -27,6 +27,7 @@ constexpr u32 kMailbox = 8192;
 constexpr u32 kLinePacks = 8;
 constexpr u32 kAbort = offsetof(Control, abort);
 constexpr u32 kElected = offsetof(Control, elected);
+constexpr u32 kWaited = offsetof(Control, waited);
 static_assert(kPhases == pcie_allreduce::kPhases && kLines == pcie_allreduce::kMaxBlocks &&
                   kWarmup == pcie_allreduce::kWarmupCalls && kMailbox == pcie_allreduce::kMailboxOffset &&
                   kLinePacks == pcie_allreduce::kLinePacks && kThreads == pcie_allreduce::cuda::kMaxThreads &&
@@ -39,6 +40,16 @@ __device__ __forceinline__ uint4 load_system(const void* from) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(from));
   return v;
+}
+__device__ __forceinline__ uint4 load_own(const void* from) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
+__device__ __forceinline__ void store_own(void* to, uint4 v) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w));
 }
 __device__ __forceinline__ u32 load_system_word(const void* from) {
   u32 v;
@@ -121,6 +132,9 @@ __device__ __forceinline__ bool must_give_up(const CallParams& p, const char* ow
   failure.waited = now - wait.began;
   failure.stage = stage;
   failure.missing = missing;
+  bool aborted = false;
+#pragma unroll 1
+  for (u32 peer = 0; peer < kWorld; ++peer) aborted |= aborts(load_system_word(own + kAbort + 4 * peer), state.x);
   if (wait.last) {
     u32 absent = 0;  // whoever has not even come is to blame before those who wait for it
 #pragma unroll 1
@@ -129,12 +143,6 @@ __device__ __forceinline__ bool must_give_up(const CallParams& p, const char* ow
     }
     if (absent != 0) failure.missing = absent;
     return failure.happened = true;
-  }
-  bool aborted = false;
-#pragma unroll
-  for (int w = 0; w < kWorld; w += 4) {
-    const uint4 four = load_system(own + kAbort + 4 * w);
-    aborted |= aborts(four.x, state.x) | aborts(four.y, state.x) | aborts(four.z, state.x) | aborts(four.w, state.x);
   }
   failure.reason = aborted ? kNone : kTimeout;
   const u64 deadline = settled < kWarmup ? p.channel.warmup_timeout_ns : p.channel.timeout_ns;
@@ -150,6 +158,13 @@ __device__ __forceinline__ bool must_give_up(const CallParams& p, const char* ow
     return failure.happened = true;
   }
   return false;
+}
+
+// How late a peer was: nanoseconds in all, calls, microseconds at most.
+__device__ __forceinline__ uint4 longer_by(uint4 waited, u64 ns) {
+  const u64 total = (u64{waited.y} << 32 | waited.x) + ns;
+  const u32 us = static_cast<u32>(min(ns / 1000, u64{0xFFFF'FFFFu}));
+  return {static_cast<u32>(total), static_cast<u32>(total >> 32), waited.z + 1, max(waited.w, us)};
 }
 
 template <int kWorld>
@@ -192,11 +207,8 @@ __global__ void __launch_bounds__(kThreads + kStewards, kBlocks) hand_written(co
   asm volatile("griddepcontrol.wait;" ::: "memory");
   const u32 rank = p.channel.rank;
   char* own = p.channel.slab[rank];
-  uint4 state;
+  const uint4 state = load_own(own + 32 * blockIdx.x);
   uint2 more;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(state.x), "=r"(state.y), "=r"(state.z), "=r"(state.w)
-               : "l"(own + 32 * blockIdx.x));
   asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];"
                : "=r"(more.x), "=r"(more.y)
                : "l"(own + 32 * blockIdx.x + 16));
@@ -222,12 +234,16 @@ __global__ void __launch_bounds__(kThreads + kStewards, kBlocks) hand_written(co
     if (steward) {
       if (lane < kWorld - 1) {
         const u32 peer = lane + (lane >= rank);
+        uint4 waited{};
+        const u64 began = clock_ns();
         if (blockIdx.x == 0) {
+          waited = load_own(own + kWaited + 16 * peer);
           store_system(p.channel.slab[peer] + area_offset + 16 * (rank - (rank > peer)), signature);
         }
         for (Wait wait;;) {
           const uint4 theirs = load_system(area + 16 * lane);
           if (is_whole(theirs)) {
+            if (blockIdx.x == 0) store_own(own + kWaited + 16 * peer, longer_by(waited, clock_ns() - began));
             if (!equal(theirs, signature)) failure = {true, kMismatch, kSignatureStage, 1u << peer, 0};
             break;
           }
@@ -296,8 +312,7 @@ __global__ void __launch_bounds__(kThreads + kStewards, kBlocks) hand_written(co
     const u32 record[3] = {phase == 0 ? used : state.z, phase == 1 ? used : state.w, phase == 2 ? used : more.x};
     for (u32 line = blockIdx.x + lane * gridDim.x; line < kLines; line += kStewards * gridDim.x) {
       char* to = own + 32 * line;
-      asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(call + 1), "r"(next),
-                   "r"(record[0]), "r"(record[1]));
+      store_own(to, {call + 1, next, record[0], record[1]});
       asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(to + 16), "r"(record[2]), "r"(settled));
     }
   }

@@ -76,30 +76,26 @@ class Kernel:
 
     def reachable(self, stops: frozenset[int] = frozenset()) -> set[int]:
         """Indices that a lane may come to from the entry without executing any of `stops`; of those, none."""
-        found: set[int] = set()
-        open_ends = [0]
-        while open_ends:
-            index = open_ends.pop()
-            if index not in found and index not in stops:
-                found.add(index)
-                open_ends += self.successors[index]
-        return found
+        return self._spread([0], stops)
 
-    def after(self, index: int) -> set[int]:
-        found: set[int] = set()
-        open_ends = list(self.successors[index])
-        while open_ends:
-            index = open_ends.pop()
-            if index not in found:
-                found.add(index)
-                open_ends += self.successors[index]
-        return found
+    def after(self, index: int, stops: frozenset[int] = frozenset()) -> set[int]:
+        """The same from behind an instruction."""
+        return self._spread([*self.successors[index]], stops)
 
     def find(self, *opcodes: str) -> list[int]:
         return [index for index, instruction in enumerate(self.code) if instruction.opcode in opcodes]
 
     def names(self, indices: set[int]) -> Counter[str]:
         return Counter(self.code[index].name for index in indices)
+
+    def _spread(self, open_ends: list[int], stops: frozenset[int]) -> set[int]:
+        found: set[int] = set()
+        while open_ends:
+            index = open_ends.pop()
+            if index not in found and index not in stops:
+                found.add(index)
+                open_ends += self.successors[index]
+        return found
 
     def _next(self, index: int) -> tuple[int, ...]:
         instruction = self.code[index]

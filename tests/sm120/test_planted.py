@@ -144,7 +144,7 @@ def poll_behind_the_barrier(kernel: Kernel) -> Kernel:
     [
         (weak_poll, "times plain LDG of 16 bytes"),
         (read_only_poll, "1 times CONSTANT LDG of 16 bytes, not 0"),
-        (send_of_gpu_scope, "2 times GPU STG of 16 bytes, not 1"),
+        (send_of_gpu_scope, "3 times GPU STG of 16 bytes, not 2"),
         (narrow_send, "1 times SYS STG of 8 bytes, not 0"),
         (spill, "local memory is accessed: {'STL.128': 1}"),
         (generic_store, "memory is accessed by other means than LDG and STG: {'ST.E.128': 1}"),
