@@ -41,6 +41,9 @@ class Machine {
   }
 
   __device__ __forceinline__ bool any_failed(bool failed) {
+    if (faulted_) {
+      publish_fault<Access>(channel_, request_, Call{state_.call, state_.phase, 0, false}, fault_, waited_ns_);
+    }
     const bool any = __syncthreads_or(failed) != 0;
     ptx::griddepcontrol_launch_dependents();  // only now: a dependent grid holds slots while it waits
     return any;
@@ -127,6 +130,7 @@ class Machine {
     waited_ns_ = now - wait.began;
     const Word* abort = control_of(channel_.slab[channel_.rank])->abort;
     bool aborted = false;
+    PAR_ROLLED
     for (Word peer = 0; peer < channel_.world; ++peer) {
       aborted |= aborts(ptx::ld_relaxed_sys(abort + peer), call.number);
     }
@@ -136,7 +140,8 @@ class Machine {
 #endif
   }
   __device__ __forceinline__ void fault(const Fault& fault, const Call& call) {
-    publish_fault<Access>(channel_, request_, call, fault, waited_ns_);
+    fault_ = fault;
+    faulted_ = true;
   }
 
  private:
@@ -160,6 +165,8 @@ class Machine {
   const Request& request_;
   BlockState state_;
   std::uint64_t waited_ns_ = 0;
+  bool faulted_ = false;
+  Fault fault_;
 };
 
 }  // namespace pcie_allreduce::cuda

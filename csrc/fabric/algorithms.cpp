@@ -3,28 +3,9 @@
 #include <algorithm>
 
 #include "fabric/runners.h"
-#include "protocol/island.h"
-#include "protocol/one_shot.h"
-#include "protocol/two_shot.h"
 
 namespace pcie_allreduce::fabric {
 namespace {
-
-void run_one_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping) {
-  on_units(lane, request, mapping, [&]<class Element>(auto& machine) {
-    dispatch_world<Element>(channel.world, [&]<class, int kWorld>() { one_shot<Element, kWorld>(machine, channel, request); });
-  });
-}
-void run_two_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping) {
-  on_units(lane, request, mapping, [&]<class Element>(auto& machine) {
-    dispatch_world<Element>(channel.world, [&]<class, int kWorld>() { two_shot<Element, kWorld>(machine, channel, request); });
-  });
-}
-void run_island(Lane& lane, const Channel& channel, const Request& request, Mapping mapping) {
-  on_units(lane, request, mapping, [&]<class Element>(auto& machine) {
-    dispatch_half<Element>(channel.world, [&]<class, int kHalf>() { island<Element, kHalf>(machine, channel, request); });
-  });
-}
 
 bool any_world(Word) { return true; }
 bool even_world(Word world) { return world >= 4 && world % 2 == 0; }

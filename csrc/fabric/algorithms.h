@@ -1,5 +1,5 @@
-// The table of algorithms: one joins by one line. An entry says what the checker must know of it; everything else is found
-// out by running it.
+// The table of algorithms: one joins by one line. An entry says what the checker must know of it; everything else is
+// found out by running it.
 #pragma once
 
 #include <string>

@@ -61,7 +61,8 @@ Found run_all(const Campaign& campaign, bool stop_at_first) {
   const unsigned count = campaign.threads != 0 ? campaign.threads : std::max(1u, std::thread::hardware_concurrency());
   while (threads.size() < count) threads.emplace_back(work);
   for (std::thread& thread : threads) thread.join();
-  std::sort(found.failures.begin(), found.failures.end(), [](const Failure& a, const Failure& b) { return a.seed < b.seed; });
+  std::sort(found.failures.begin(), found.failures.end(),
+            [](const Failure& a, const Failure& b) { return a.seed < b.seed; });
   return found;
 }
 
@@ -116,7 +117,8 @@ int search(const Campaign& campaign) {
   }
   if (!found.failures.empty()) tell(campaign, found.failures[0]);
   for (const auto& [kind, count] : kinds) std::printf("%zu x %s\n", count, kind.c_str());
-  std::printf("schedules=%llu violations=%zu\n", static_cast<unsigned long long>(found.schedules), found.failures.size());
+  std::printf("schedules=%llu violations=%zu\n", static_cast<unsigned long long>(found.schedules),
+              found.failures.size());
   return found.failures.empty() ? 0 : 1;
 }
 

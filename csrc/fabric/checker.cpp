@@ -223,8 +223,8 @@ void Checker::check_links(Word rank, Word call) {
     const Word packs_sent = sent_[call * scenario_.world + rank][reader];
     if (packs_sent == formula) continue;
     violate(Breach::kLinkBytes, rank, call,
-            "it sent " + std::to_string(packs_sent) + " packs to rank " + std::to_string(reader) + ", the formula says " +
-                std::to_string(formula));
+            "it sent " + std::to_string(packs_sent) + " packs to rank " + std::to_string(reader) +
+                ", the formula says " + std::to_string(formula));
   }
 }
 

@@ -11,11 +11,11 @@ namespace pcie_allreduce::fabric {
 
 enum class Breach : Word {
   kNone,
-  kWrongSum,      // a pack that is neither the exact sum nor, in a failing call, NaN
-  kRanksDiffer,   // in a bit
-  kHang,          // a lane waited until its deadline though every rank was there in time
-  kFalseAlarm,    // ... or took another rank's call for a different one
-  kDeadlock,      // nothing can happen any more, and a call has not ended
+  kWrongSum,     // a pack that is neither the exact sum nor, in a failing call, NaN
+  kRanksDiffer,  // in a bit
+  kHang,         // a lane waited until its deadline though every rank was there in time
+  kFalseAlarm,   // ... or took another rank's call for a different one
+  kDeadlock,     // nothing can happen any more, and a call has not ended
   kEndless,
   kOvertaken,     // a launch was complete before its predecessor
   kLinkBytes,     // a link carried more or less than the algorithm's formula
@@ -48,8 +48,8 @@ class Checker {
   void fill_input(Word rank, Word call, std::vector<Pack>& packs) const;
   void fill_junk(std::vector<Pack>& packs) const;
 
-  void struck() { struck_ = true; }               // the scenario's trouble has come
-  void sent(Word rank, Word call, Word reader);   // one pack
+  void struck() { struck_ = true; }                // the scenario's trouble has come
+  void sent(Word rank, Word call, Word reader);    // one pack
   void gave_up(Word rank, Word call, Reason why);  // one of its lanes
   void completed(Word rank, Word call, const std::vector<Pack>& out);
   void at_end();

@@ -1,6 +1,6 @@
-// The adversary is one stream of decisions. Zero is always the harmless one (the store arrives at once, the lane goes on),
-// and every decision is named by who faced it and when, so that taking one of them back leaves the others in place: that
-// is what lets a failure be shrunk.
+// The adversary is one stream of decisions. Zero is always the harmless one (the store arrives at once, the lane goes
+// on), and every decision is named by who faced it and when, so that taking one of them back leaves the others in
+// place: that is what lets a failure be shrunk.
 #pragma once
 
 #include <cstdint>

@@ -28,13 +28,13 @@ void on_few(Lane& lane, const Channel& channel, const Request& request, Body&& b
 }
 
 template <class Elements, class Unit>
-void run_one_shot(Lane& lane, const Channel& channel, const Request& request, Mapping) {
+void odd_one_shot_run(Lane& lane, const Channel& channel, const Request& request, Mapping) {
   on_few<Elements, Unit>(lane, channel, request, [&]<class Element, int kWorld>(auto& machine) {
     one_shot<Element, kWorld>(machine, channel, request);
   });
 }
 template <class Elements, class Unit>
-void run_two_shot(Lane& lane, const Channel& channel, const Request& request, Mapping) {
+void odd_two_shot_run(Lane& lane, const Channel& channel, const Request& request, Mapping) {
   on_few<Elements, Unit>(lane, channel, request, [&]<class Element, int kWorld>(auto& machine) {
     two_shot<Element, kWorld>(machine, channel, request);
   });
@@ -113,7 +113,7 @@ const Entry* odd_one_shot() {
   static const Entry entry = [] {
     Entry odd = *find_algorithm("one_shot");
     odd.serves = few;
-    odd.run = run_one_shot<Elements, Unit>;
+    odd.run = odd_one_shot_run<Elements, Unit>;
     return odd;
   }();
   return &entry;
@@ -123,7 +123,7 @@ const Entry* odd_two_shot() {
   static const Entry entry = [] {
     Entry odd = *find_algorithm("two_shot");
     odd.serves = few;
-    odd.run = run_two_shot<Elements, Unit>;
+    odd.run = odd_two_shot_run<Elements, Unit>;
     return odd;
   }();
   return &entry;
@@ -135,6 +135,10 @@ void untroubled(Scenario& scenario) {
 }
 void other_dtype(Scenario& scenario) {
   scenario.trouble = Trouble::kOtherDtype;
+  scenario.integers = true;
+}
+void killed(Scenario& scenario) {
+  scenario.trouble = Trouble::kKilled;
   scenario.integers = true;
 }
 void three_areas(Scenario& scenario) {
@@ -169,19 +173,36 @@ std::vector<PlantedFault> faults_of_the_package() {
       {"own_areas", "each algorithm has its own area, all share one epoch", lane<OwnAreas>, {}, three_areas},
       {"padding_sent", "a padding pack is sent and not awaited", lane<SendsPadding>, {one_shot_alone}, packs_only},
       {"epoch_modulo_3", "phase = 32-bit epoch modulo 3", lane<EpochModuloThree>, {}, untroubled},
-      {"early_epoch", "the epoch is advanced before every lane of the block has read it", lane<EarlyEpoch>, {}, untroubled},
+      {"early_epoch",
+       "the epoch is advanced before every lane of the block has read it",
+       lane<EarlyEpoch>,
+       {},
+       untroubled},
       {"frozen_epoch", "the host passes the epoch, and a graph freezes it", lane<FrozenEpoch>, {}, untroubled},
       {"own_line_only", "per-block epochs under a changing grid", lane<OwnLineOnly>, {}, untroubled},
       {"one_word_ready", "readiness tested on one word of four", right_lane, {one_word}, packs_only},
       {"raw_input", "EMPTY is not rewritten in the first stage", right_lane, {raw}, packs_only},
-      {"raw_sums", "EMPTY is not rewritten in the second stage", lane<RewritesInputOnly>, {raw_sums}, packs_only, negative},
+      {"raw_sums",
+       "EMPTY is not rewritten in the second stage",
+       lane<RewritesInputOnly>,
+       {raw_sums},
+       packs_only,
+       negative},
       {"epoch_before_wait", "the epoch is read before the dependency wait", lane<EpochBeforeWait>, {}, untroubled},
       {"send_before_wait", "data is sent before the dependency wait", lane<SendsBeforeWait>, {}, untroubled},
-      {"idle_leaves_early", "an idle block does not wait for the predecessor", lane<IdleBlockLeavesEarly>, {}, untroubled},
-      {"failed_leaves_early", "a launch on a failed channel does not wait", lane<FailedBlockLeavesEarly>, {}, any_trouble},
+      {"idle_leaves_early",
+       "an idle block does not wait for the predecessor",
+       lane<IdleBlockLeavesEarly>,
+       {},
+       untroubled},
+      {"failed_leaves_early",
+       "a launch on a failed channel does not wait",
+       lane<FailedBlockLeavesEarly>,
+       {},
+       any_trouble},
       {"no_signature", "another dtype of equal bytes, and no signature", lane<NoSignature>, {}, other_dtype},
       {"stale_output", "a launch on a failed channel leaves its output alone", lane<StaleOutput>, {}, any_trouble},
-      {"victim_named", "a rank that gives up does not heed what others say", lane<NamesVictims>, {}, any_trouble},
+      {"victim_named", "a rank that gives up does not heed what others say", lane<NamesVictims>, {}, killed},
       {"record_no_fence", "the record is valid before it is complete", lane<RecordWithoutFence>, {}, any_trouble},
   };
 }
@@ -202,8 +223,18 @@ std::vector<PlantedFault> faults_of_models() {
       {"host_no_fence", "host slots: re-armed without a fence", right_lane, {no_fence}, untroubled, slots},
       {"pull_one_copy", "pull: one staging copy", right_lane, {one_copy}, untroubled, staging},
       {"pull_equal", "pull: flag == epoch", right_lane, {equal}, untroubled, staging},
-      {"empty_shard_rs", "reduce-scatter alone: an empty shard sends nothing", right_lane, {reduce_scatter_model<false>()}, untroubled, scatter},
-      {"empty_shard_ag", "all-gather alone: an empty shard sends nothing", right_lane, {all_gather_model<false>()}, untroubled, gather},
+      {"empty_shard_rs",
+       "reduce-scatter alone: an empty shard sends nothing",
+       right_lane,
+       {reduce_scatter_model<false>()},
+       untroubled,
+       scatter},
+      {"empty_shard_ag",
+       "all-gather alone: an empty shard sends nothing",
+       right_lane,
+       {all_gather_model<false>()},
+       untroubled,
+       gather},
   };
 }
 
@@ -218,8 +249,8 @@ const std::vector<PlantedFault>& planted_faults() {
   return faults;
 }
 
-// What is right although it looks like a fault: the models without their mistakes, and an all-reduce without signatures,
-// whose empty shards do no harm.
+// What is right although it looks like a fault: the models without their mistakes, and an all-reduce without
+// signatures, whose empty shards do no harm.
 const std::vector<PlantedFault>& controls() {
   static const std::vector<PlantedFault> right = [] {
     std::vector<PlantedFault> all;

@@ -1,5 +1,5 @@
-// Mistakes that are tempting, each planted into a lane that is right otherwise, or into a model: a checker that does not
-// find them proves nothing. csrc/protocol/ knows nothing of them.
+// Mistakes that are tempting, each planted into a lane that is right otherwise, or into a model: a checker that does
+// not find them proves nothing. csrc/protocol/ knows nothing of them.
 #pragma once
 
 #include "fabric/simulation.h"
@@ -10,9 +10,9 @@ struct PlantedFault {
   const char* name;
   const char* what;
   LaneMaker maker;
-  std::vector<const Entry*> algorithms;     // empty: those of the package
-  void (*adjust)(Scenario&) = nullptr;      // what the mistake needs of the machine
-  const Entry* right = nullptr;             // the same without the mistake, where the package has no such thing
+  std::vector<const Entry*> algorithms;  // empty: those of the package
+  void (*adjust)(Scenario&) = nullptr;   // what the mistake needs of the machine
+  const Entry* right = nullptr;          // the same without the mistake, where the package has no such thing
 };
 
 const std::vector<PlantedFault>& planted_faults();

@@ -64,7 +64,8 @@ struct SendsPadding : Lane {
     const Word packs = rank_.requests[grid_.call].units();
     const OneShotLayout layout(channel_.world, packs);
     const Word reader = simulation_.memory().home(simulation_.memory().index(slot));
-    const Word at = static_cast<Word>(slot - area_of(channel_.slab[reader], 0, channel_.area_packs)) % channel_.area_packs;
+    const Word at =
+        static_cast<Word>(slot - area_of(channel_.slab[reader], 0, channel_.area_packs)) % channel_.area_packs;
     const bool last = at >= kLinePacks && (at - kLinePacks) % layout.stride == packs - 1;
     if (last && layout.stride > packs) store_pack(slot + 1, Pack{});  // not counted: found by what it does
   }
@@ -201,7 +202,8 @@ struct RecordWithoutFence : Lane {
   void fence() override {}
 };
 
-// The first rewrite of EMPTY is left to the wire, so to speak: it never happens (see RawPack), or happens on input alone.
+// The first rewrite of EMPTY is left to the wire, so to speak: it never happens (see RawPack), or happens on input
+// alone.
 struct RewritesInputOnly : Lane {
   using Lane::Lane;
   Pack read(const Request& request, Word pack) override { return encoded(Lane::read(request, pack)); }

@@ -10,7 +10,9 @@ struct OneWordPack : Pack {
   OneWordPack(const Pack& pack) : Pack(pack) {}
 };
 PAR_INLINE bool arrived(const OneWordPack& pack) { return pack.word[0] != kEmpty; }
-PAR_INLINE OneWordPack encoded(const OneWordPack& pack) { return pcie_allreduce::encoded(static_cast<const Pack&>(pack)); }
+PAR_INLINE OneWordPack encoded(const OneWordPack& pack) {
+  return pcie_allreduce::encoded(static_cast<const Pack&>(pack));
+}
 
 struct RawPack : Pack {
   RawPack() = default;
@@ -19,8 +21,8 @@ struct RawPack : Pack {
 PAR_INLINE bool arrived(const RawPack& pack) { return pcie_allreduce::arrived(static_cast<const Pack&>(pack)); }
 PAR_INLINE RawPack encoded(const RawPack& pack) { return pack; }
 
-// Sums whose zeros are negative, as they are where accumulators start with the first rank's value and nothing is added at
-// the end. Rewritten before they are sent, they do no harm.
+// Sums whose zeros are negative, as they are where accumulators start with the first rank's value and nothing is added
+// at the end. Rewritten before they are sent, they do no harm.
 template <class Element, class PackType>
 struct NegativeZeros : Element {
   static PackType rounded(const typename Element::Sum& sum) {

@@ -1,5 +1,5 @@
-// A lane's own stack. ucontext makes it; from then on lanes are switched by _setjmp and _longjmp, because swapcontext asks
-// the kernel for the signal mask each time and a schedule switches ten thousand times.
+// A lane's own stack. ucontext makes it; from then on lanes are switched by _setjmp and _longjmp, because swapcontext
+// asks the kernel for the signal mask each time and a schedule switches ten thousand times.
 #pragma once
 
 #include <cstddef>

@@ -127,7 +127,8 @@ PeerWait Lane::waited(Word peer) {
 
 void Lane::set_waited(Word peer, const PeerWait& waited) {
   if (block() != 0) return;
-  store_pack(reinterpret_cast<Pack*>(&control_of(channel_.slab[rank_.number])->waited[peer]), std::bit_cast<Pack>(waited));
+  store_pack(reinterpret_cast<Pack*>(&control_of(channel_.slab[rank_.number])->waited[peer]),
+             std::bit_cast<Pack>(waited));
 }
 
 void Lane::fence() {
@@ -152,7 +153,8 @@ Pack Lane::read(const Request& request, Word pack) {
   Pack value{};
   const Word offset = pack * Word{sizeof(Pack)};
   if (offset < request.bytes) {
-    std::memcpy(&value, static_cast<const char*>(request.in) + offset, std::min<Word>(sizeof value, request.bytes - offset));
+    std::memcpy(&value, static_cast<const char*>(request.in) + offset,
+                std::min<Word>(sizeof value, request.bytes - offset));
   }
   return value;
 }
@@ -163,9 +165,9 @@ void Lane::write(const Request& request, Word pack, const Pack& value) {
   if (offset < request.bytes) {
     std::memcpy(static_cast<char*>(request.out) + offset, &value, std::min<Word>(sizeof value, request.bytes - offset));
   }
-  simulation_.note(*this, {.what = Happened::kWrites,
-                           .word = pack,
-                           .value = {value.word[0], value.word[1], value.word[2], value.word[3]}});
+  simulation_.note(
+      *this,
+      {.what = Happened::kWrites, .word = pack, .value = {value.word[0], value.word[1], value.word[2], value.word[3]}});
 }
 
 void Lane::wait_for_predecessor() {
@@ -255,7 +257,8 @@ WaitVerdict Lane::keep_waiting(Wait& wait, const Call& call) {
 }
 
 void Lane::fault(const Fault& fault, const Call& call) {
-  simulation_.note(*this, {.what = Happened::kAccuses, .value = {fault.missing}, .note = static_cast<Word>(fault.reason)});
+  simulation_.note(*this,
+                   {.what = Happened::kAccuses, .value = {fault.missing}, .note = static_cast<Word>(fault.reason)});
   simulation_.checker().gave_up(rank_.number, grid_.call, fault.reason);
   publish_fault<Access>(channel_, rank_.requests[grid_.call], call, fault, waited_);
 }

@@ -1,6 +1,6 @@
-// One lane of the simulated machine, as csrc/protocol/ sees it. Its meaning is the GPU's (cuda/machine.cuh), statement by
-// statement where state is kept; its memory and its time are the fabric's. Virtual, because a planted fault is a lane that
-// does one thing wrong.
+// One lane of the simulated machine, as csrc/protocol/ sees it. Its meaning is the GPU's (cuda/machine.cuh), statement
+// by statement where state is kept; its memory and its time are the fabric's. Virtual, because a planted fault is a
+// lane that does one thing wrong.
 #pragma once
 
 #include "fabric/scenario.h"
@@ -60,8 +60,8 @@ class Lane : public Task {
   Word store_pack(Pack* slot, const Pack& value);  // bit w: word w is on its way
   Word block() const { return id.block; }
   Word thread() const { return id.thread; }
-  Word stewards() const;        // of a block; 0: every lane does both
-  Word steward() const;         // which one this lane is; at least steward_count() when it is none
+  Word stewards() const;  // of a block; 0: every lane does both
+  Word steward() const;   // which one this lane is; at least steward_count() when it is none
   Word steward_count() const;
   bool moves_data() const { return thread() < data_threads_; }
   std::uint64_t limit() const;

@@ -1,5 +1,5 @@
-// The machine interface over a lane, for any unit: what templates need is here, what happens is in lane.cpp. Arithmetic is
-// the CPU ranks' own, with a pack in the first part of their cache line, so that there is nothing here to get wrong.
+// The machine interface over a lane, for any unit: what templates need is here, what happens is in lane.cpp. Arithmetic
+// is the CPU ranks' own, with a pack in the first part of their cache line, so that there is nothing here to get wrong.
 #pragma once
 
 #include <cstring>

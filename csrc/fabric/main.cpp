@@ -10,7 +10,8 @@ namespace pcie_allreduce::fabric {
 namespace {
 
 int usage(const std::string& why) {
-  std::fprintf(stderr, "fabric: %s\nfabric [SCHEDULES=n] [SEED=s] [ALGORITHM=a] [FAULT=name|list|all]\nalgorithms:", why.c_str());
+  std::fprintf(stderr, "fabric: %s\nfabric [SCHEDULES=n] [SEED=s] [ALGORITHM=a] [FAULT=name|list|all]\nalgorithms:",
+               why.c_str());
   for (const Entry& entry : algorithms()) std::fprintf(stderr, " %s", entry.name);
   std::fprintf(stderr, "\n");
   return 2;

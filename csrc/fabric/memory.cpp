@@ -119,9 +119,8 @@ void Memory::fence(LaneId lane) {
 }
 
 void Memory::launch_boundary(Word rank, Word call) {
-  deliver_all([&](const Store& store) {
-    return store.lane.rank == rank && store.lane.call <= call && own(rank, store.word);
-  });
+  deliver_all(
+      [&](const Store& store) { return store.lane.rank == rank && store.lane.call <= call && own(rank, store.word); });
 }
 
 std::size_t Memory::find_posted_by(Word rank) const {

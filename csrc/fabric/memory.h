@@ -1,6 +1,6 @@
-// What PCIe and the GPU's memory model leave of a store: four-byte words on their way, each arriving when it likes, before
-// or after any other, unless it follows an earlier one from the same rank to the same word. A load sees what has arrived,
-// and what its own lane has stored.
+// What PCIe and the GPU's memory model leave of a store: four-byte words on their way, each arriving when it likes,
+// before or after any other, unless it follows an earlier one from the same rank to the same word. A load sees what has
+// arrived, and what its own lane has stored.
 #pragma once
 
 #include <stdexcept>
@@ -16,8 +16,8 @@ struct LaneId {
   std::uint8_t rank, call, block, thread;
   bool operator==(const LaneId&) const = default;
 };
-constexpr LaneId kFill{255, 255, 255, 255};    // what the host wrote before the first call
-constexpr std::uint8_t kHostThread = 254;      // the rank's host, as when it closes
+constexpr LaneId kFill{255, 255, 255, 255};  // what the host wrote before the first call
+constexpr std::uint8_t kHostThread = 254;    // the rank's host, as when it closes
 
 class Watcher {
  public:
@@ -54,11 +54,11 @@ class Memory {
 
   std::size_t in_flight() const { return flying_.size(); }
   bool held(std::size_t which) const { return stores_[flying_[which]].held; }
-  void deliver(std::size_t which);                 // it, or what must arrive before it
-  void fence(LaneId lane);                         // everything that this lane has stored
-  void launch_boundary(Word rank, Word call);      // what the grids up to `call` have stored to their own memory
-  void lose(std::size_t which);                    // the machine that sent it is gone
-  std::size_t find_posted_by(Word rank) const;     // in_flight() when there is none
+  void deliver(std::size_t which);              // it, or what must arrive before it
+  void fence(LaneId lane);                      // everything that this lane has stored
+  void launch_boundary(Word rank, Word call);   // what the grids up to `call` have stored to their own memory
+  void lose(std::size_t which);                 // the machine that sent it is gone
+  std::size_t find_posted_by(Word rank) const;  // in_flight() when there is none
 
  private:
   struct Store {

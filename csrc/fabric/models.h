@@ -1,6 +1,6 @@
-// Small models of what the package does not have yet, right and wrong, so that the checker is known to find their faults
-// before they are written: slots in host memory, pull, and reduce-scatter and all-gather alone. They stand on the same
-// machine and the same waits, send no signatures, and are not algorithms of the package.
+// Small models of what the package does not have yet, right and wrong, so that the checker is known to find their
+// faults before they are written: slots in host memory, pull, and reduce-scatter and all-gather alone. They stand on
+// the same machine and the same waits, send no signatures, and are not algorithms of the package.
 #pragma once
 
 #include "fabric/algorithms.h"
@@ -87,8 +87,8 @@ void pull(MachineType& machine, const Channel& channel, const Request& request) 
   for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
     Pack got[kWorld];
     for (Word source = 0; source < kWorld; ++source) {
-      got[source] = source == channel.rank ? encoded(machine.read(request, i))
-                                           : machine.template peek<Pack>(staging(source) + i);
+      got[source] =
+          source == channel.rank ? encoded(machine.read(request, i)) : machine.template peek<Pack>(staging(source) + i);
     }
     machine.write(request, i, sum_in_rank_order<Element>(got));
   }
@@ -140,7 +140,8 @@ void all_gather(MachineType& machine, const Channel& channel, const Request& req
     const Pack pack = padding ? Pack{} : encoded(machine.read(request, own.first + i));
     for (Word reader = 0; reader < kWorld; ++reader) {
       if (reader == channel.rank) continue;
-      machine.put(area_of(channel.slab[reader], call.phase, channel.area_packs) + layout.slot(channel.rank, reader) + i, pack);
+      machine.put(area_of(channel.slab[reader], call.phase, channel.area_packs) + layout.slot(channel.rank, reader) + i,
+                  pack);
     }
     const Pack alone[1] = {pack};  // a sum of one, so that a zero is positive here too
     if (!padding) machine.write(request, own.first + i, sum_in_rank_order<Element>(alone));
@@ -154,7 +155,8 @@ void all_gather(MachineType& machine, const Channel& channel, const Request& req
       const Slots slots{about.area + kLinePacks + i, layout.stride, channel.rank};
       failed = !take(machine, about, Stage::kGather, 1u << source, slots, got);
       const Pack alone[1] = {got[source]};
-      if (!failed && shard.first + i < shard.end) machine.write(request, shard.first + i, sum_in_rank_order<Element>(alone));
+      if (!failed && shard.first + i < shard.end)
+        machine.write(request, shard.first + i, sum_in_rank_order<Element>(alone));
     }
   }
   if (!machine.any_failed(failed)) machine.end_call(call, layout.used());

@@ -23,7 +23,8 @@ std::string in_mailbox(const Simulation& simulation, Word rank, Word word, Word 
   const Scenario& scenario = simulation.scenario();
   const Request request = request_of(scenario, rank, call);
   const auto name = scenario.calls[call].algorithm->name_pack;
-  if (name == nullptr || at < kLinePacks || at >= used_packs(request, channel.world)) return told + "pack " + std::to_string(at);
+  if (name == nullptr || at < kLinePacks || at >= used_packs(request, channel.world))
+    return told + "pack " + std::to_string(at);
   return told + name(channel, request, at - kLinePacks);
 }
 

@@ -51,7 +51,8 @@ int find_all(const Campaign& campaign) {
     if (found.failures.empty()) {
       std::printf("not within %llu | | |\n", static_cast<unsigned long long>(campaign.schedules));
     } else {
-      std::printf("%llu | %s | %s |\n", static_cast<unsigned long long>(found.failures[0].seed - campaign.first_seed + 1),
+      std::printf("%llu | %s | %s |\n",
+                  static_cast<unsigned long long>(found.failures[0].seed - campaign.first_seed + 1),
                   name_of(found.failures[0].violation.breach), rows[i].shortest.c_str());
     }
   }

@@ -24,4 +24,9 @@ void on_units(Lane& lane, const Request& request, Mapping mapping, Body&& body) 
   }
 }
 
+// One file each, since compiling them is what takes long.
+void run_one_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
+void run_two_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
+void run_island(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
+
 }  // namespace pcie_allreduce::fabric

@@ -59,9 +59,10 @@ void draw_calls(Random& random, Scenario& scenario, const std::vector<const Entr
 }
 
 void draw_trouble(Random& random, Scenario& scenario) {
-  static constexpr Trouble kTroubles[] = {Trouble::kLate,   Trouble::kLate,       Trouble::kFrozen,    Trouble::kFrozen,
-                                          Trouble::kKilled, Trouble::kKilled,     Trouble::kKilled,    Trouble::kKilled,
-                                          Trouble::kClosed, Trouble::kOtherDtype, Trouble::kOtherSize, Trouble::kKilled};
+  static constexpr Trouble kTroubles[] = {Trouble::kLate,       Trouble::kLate,      Trouble::kFrozen,
+                                          Trouble::kFrozen,     Trouble::kKilled,    Trouble::kKilled,
+                                          Trouble::kKilled,     Trouble::kKilled,    Trouble::kClosed,
+                                          Trouble::kOtherDtype, Trouble::kOtherSize, Trouble::kKilled};
   scenario.trouble = random.below(5) < 3 ? Trouble::kNone : random.one_of(kTroubles);
   scenario.troubled_rank = random.below(scenario.world);
   scenario.troubled_call = random.below(static_cast<Word>(scenario.calls.size()));
@@ -69,8 +70,8 @@ void draw_trouble(Random& random, Scenario& scenario) {
   scenario.stores_lost = random.once_in(2);
 }
 
-// Two ranks that are a call apart may have different deadlines where the warm-up ends, and the one that is ahead then gives
-// up long before its victim. That is as it is, and rare; here it would only hide other findings.
+// Two ranks that are a call apart may have different deadlines where the warm-up ends, and the one that is ahead then
+// gives up long before its victim. That is as it is, and rare; here it would only hide other findings.
 void one_deadline(Scenario& scenario) {
   if (scenario.settled != 0 || scenario.calls[0].captured) scenario.settled = kWarmupCalls;
 }
@@ -131,7 +132,8 @@ Scenario draw(std::uint64_t seed, const std::vector<const Entry*>& algorithms) {
   draw_calls(random, scenario, serving);
   const Word calls = static_cast<Word>(scenario.calls.size());
   const Word start = random.below(3);
-  scenario.first_call = start == 0 ? 0 : (start == 1 ? static_cast<Word>(random.next()) : 0u - random.between(1, calls));
+  scenario.first_call =
+      start == 0 ? 0 : (start == 1 ? static_cast<Word>(random.next()) : 0u - random.between(1, calls));
   scenario.first_phase = random.below(kPhases);
   scenario.settled = random.one_of(kSettled);
   draw_trouble(random, scenario);
@@ -147,11 +149,13 @@ std::string Scenario::told() const {
   std::string told = std::to_string(world) + " ranks";
   if (mapping == Mapping::kStewards) told += ", " + std::to_string(stewards) + " stewards a block";
   if (mapping == Mapping::kLines) told += ", cache lines";
-  told += ", epoch from " + std::to_string(first_call) + " in phase " + std::to_string(first_phase) + ", " + trouble_told(*this);
+  told += ", epoch from " + std::to_string(first_call) + " in phase " + std::to_string(first_phase) + ", " +
+          trouble_told(*this);
   for (std::size_t call = 0; call < calls.size(); ++call) {
     const CallPlan& plan = calls[call];
-    told += "\n  call " + std::to_string(call) + ": " + plan.algorithm->name + ", " + std::to_string(plan.elements) + " x " +
-            dtype_name(plan.dtype) + (plan.in_place ? ", in place" : "") + (plan.dependent ? ", dependent launch" : "") + ", lanes";
+    told += "\n  call " + std::to_string(call) + ": " + plan.algorithm->name + ", " + std::to_string(plan.elements) +
+            " x " + dtype_name(plan.dtype) + (plan.in_place ? ", in place" : "") +
+            (plan.dependent ? ", dependent launch" : "") + ", lanes";
     for (Word rank = 0; rank < world; ++rank) {
       told += " " + std::to_string(plan.shape[rank].blocks) + "x" + std::to_string(plan.shape[rank].threads);
     }

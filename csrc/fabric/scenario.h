@@ -1,5 +1,5 @@
-// What one schedule is about, apart from the adversary's decisions: ranks, lanes, calls, and what goes wrong outside of the
-// protocol. Drawn from the seed; made smaller, field by field, when a failure is shrunk.
+// What one schedule is about, apart from the adversary's decisions: ranks, lanes, calls, and what goes wrong outside of
+// the protocol. Drawn from the seed; made smaller, field by field, when a failure is shrunk.
 #pragma once
 
 #include <array>
@@ -22,12 +22,12 @@ enum class Mapping {
 
 enum class Trouble {
   kNone,
-  kLate,        // a rank stops for less than the deadline
-  kFrozen,      // ... for more
+  kLate,    // a rank stops for less than the deadline
+  kFrozen,  // ... for more
   kKilled,
   kOtherDtype,  // a rank calls with another dtype of as many bytes
   kOtherSize,
-  kClosed,      // a rank makes fewer calls, and then closes
+  kClosed,  // a rank makes fewer calls, and then closes
 };
 
 struct Shape {
@@ -70,8 +70,8 @@ struct Scenario {
   std::string told() const;
 };
 
-constexpr Word kMostBlocks = 3;   // of a launch here; the GPU's machine has kMaxBlocks
-constexpr Word kStateLines = 4;   // of blocks that a launch may have, and one more
+constexpr Word kMostBlocks = 3;  // of a launch here; the GPU's machine has kMaxBlocks
+constexpr Word kStateLines = 4;  // of blocks that a launch may have, and one more
 
 Scenario draw(std::uint64_t seed, const std::vector<const Entry*>& algorithms);
 

@@ -9,8 +9,7 @@ Outcome run(const Scenario& scenario, Choices& choices, FiberPool& fibers, LaneM
   Simulation simulation(scenario, choices, fibers, maker, timeline);
   Outcome outcome{simulation.run(), choices.hostile(), simulation.scheduler().steps(), {}};
   if (timeline != nullptr) {
-    outcome.timeline =
-        timeline->told([&](Word word, Word call) { return place_of(simulation, word, call); });
+    outcome.timeline = timeline->told([&](Word word, Word call) { return place_of(simulation, word, call); });
   }
   return outcome;
 }

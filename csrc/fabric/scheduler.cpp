@@ -7,10 +7,9 @@ namespace {
 
 // What may happen at an access, with its share.
 enum class Act { kNothing, kDeliver, kDeliverMany, kSwitch, kStarve, kFreeze };
-constexpr Act kActs[] = {Act::kNothing,     Act::kDeliver,     Act::kDeliver, Act::kDeliver, Act::kDeliver,
-                         Act::kDeliver,     Act::kDeliverMany, Act::kSwitch,  Act::kSwitch,  Act::kSwitch,
-                         Act::kSwitch,      Act::kSwitch,      Act::kSwitch,  Act::kStarve,  Act::kStarve,
-                         Act::kFreeze};
+constexpr Act kActs[] = {Act::kNothing,     Act::kDeliver, Act::kDeliver, Act::kDeliver, Act::kDeliver, Act::kDeliver,
+                         Act::kDeliverMany, Act::kSwitch,  Act::kSwitch,  Act::kSwitch,  Act::kSwitch,  Act::kSwitch,
+                         Act::kSwitch,      Act::kStarve,  Act::kStarve,  Act::kFreeze};
 constexpr Word kActCount = sizeof kActs / sizeof kActs[0];
 constexpr Word kAlways = 256;
 constexpr std::uint64_t kSoon = 1 << 20;  // far below every deadline
@@ -76,9 +75,8 @@ Task* Scheduler::next() {
   for (const Task* task : ready_) count += eligible(*task);
   if (count == 0) return nullptr;
   Word skip = own_choice(count, mood_.shuffle);
-  const auto chosen = std::find_if(ready_.begin(), ready_.end(), [&](const Task* task) {
-    return eligible(*task) && skip-- == 0;
-  });
+  const auto chosen =
+      std::find_if(ready_.begin(), ready_.end(), [&](const Task* task) { return eligible(*task) && skip-- == 0; });
   Task* task = *chosen;
   ready_.erase(chosen);
   return task;
@@ -190,8 +188,8 @@ void Scheduler::arrived(Word word, bool late) {
   }
 }
 
-// A lane that has looked at everything, its deadline and the abort words too, and would see the same again, sleeps until
-// one of them changes: a poll that cannot find anything is not worth simulating.
+// A lane that has looked at everything, its deadline and the abort words too, and would see the same again, sleeps
+// until one of them changes: a poll that cannot find anything is not worth simulating.
 void Scheduler::poll(Task& task, std::uint64_t deadline, bool may_sleep) {
   if (may_sleep && !task.fresh) {
     task.state = Task::State::kPolling;
@@ -215,7 +213,9 @@ void Scheduler::kill(Word rank) {
   }
 }
 
-Word Scheduler::choose(Task& task, Word count, Word odds) { return choices_.pick(key(task.id, task.decisions++), count, odds); }
+Word Scheduler::choose(Task& task, Word count, Word odds) {
+  return choices_.pick(key(task.id, task.decisions++), count, odds);
+}
 
 Word Scheduler::any(Task& task, Word count) {
   const Word value = choose(task, count + 1, kAlways);

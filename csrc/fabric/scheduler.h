@@ -1,6 +1,6 @@
-// Which lane does its next access, and which store arrives before it. The adversary may interrupt a lane at every access,
-// starve it, stop a whole rank for a while, and hold stores back for as long as anybody can do without them; but it is
-// fair in the end: what is needed arrives, and who is alive goes on.
+// Which lane does its next access, and which store arrives before it. The adversary may interrupt a lane at every
+// access, starve it, stop a whole rank for a while, and hold stores back for as long as anybody can do without them;
+// but it is fair in the end: what is needed arrives, and who is alive goes on.
 #pragma once
 
 #include <array>
@@ -31,8 +31,8 @@ struct Task {
   State state = State::kReady;
   std::uint64_t asleep_until = 0;
   std::uint64_t deadline = 0;
-  bool fresh = false;          // something that it has looked at has changed since
-  std::vector<Word> watched;   // packs
+  bool fresh = false;         // something that it has looked at has changed since
+  std::vector<Word> watched;  // packs
   std::uint32_t decisions = 0;
 };
 
@@ -68,9 +68,7 @@ class Scheduler final : public Watcher {
   void arrived(Word word, bool late) override;
 
  private:
-  bool eligible(const Task& task) const {
-    return task.asleep_until <= now_ && frozen_until_[task.id.rank] <= now_;
-  }
+  bool eligible(const Task& task) const { return task.asleep_until <= now_ && frozen_until_[task.id.rank] <= now_; }
   void ready(Task& task);
   void forget_watches(Task& task);
   Task* next();

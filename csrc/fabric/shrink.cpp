@@ -5,9 +5,9 @@
 namespace pcie_allreduce::fabric {
 namespace {
 
-constexpr int kAdversaries = 400;  // tried on every smaller scenario ...
+constexpr int kAdversaries = 400;          // tried on every smaller scenario ...
 constexpr std::uint64_t kSteps = 200'000;  // ... and not more steps than these
-constexpr int kScripts = 4000;    // tried in all when decisions are taken back
+constexpr int kScripts = 4000;             // tried in all when decisions are taken back
 
 using Smaller = std::vector<Scenario>;
 
@@ -47,7 +47,8 @@ void fewer_ranks(Smaller& smaller, const Scenario& scenario) {
 void smaller_calls(Smaller& smaller, const Scenario& scenario, const Entry& simplest) {
   for (std::size_t call = 0; call < scenario.calls.size(); ++call) {
     const CallPlan& plan = scenario.calls[call];
-    if (plan.algorithm != &simplest) offer(smaller, scenario, [&](Scenario& s) { s.calls[call].algorithm = &simplest; });
+    if (plan.algorithm != &simplest)
+      offer(smaller, scenario, [&](Scenario& s) { s.calls[call].algorithm = &simplest; });
     const Word pack = pack_elements(plan.dtype);
     for (const Word elements : {1u, pack, plan.elements / 2, plan.elements - std::min(plan.elements, pack)}) {
       if (elements == 0 || elements >= plan.elements) continue;
@@ -56,8 +57,10 @@ void smaller_calls(Smaller& smaller, const Scenario& scenario, const Entry& simp
     if (plan.dependent) offer(smaller, scenario, [&](Scenario& s) { s.calls[call].dependent = false; });
     if (plan.in_place) offer(smaller, scenario, [&](Scenario& s) { s.calls[call].in_place = false; });
     for (Word rank = 0; rank < scenario.world; ++rank) {
-      if (plan.shape[rank].blocks > 1) offer(smaller, scenario, [&](Scenario& s) { --s.calls[call].shape[rank].blocks; });
-      if (plan.shape[rank].threads > 1) offer(smaller, scenario, [&](Scenario& s) { --s.calls[call].shape[rank].threads; });
+      if (plan.shape[rank].blocks > 1)
+        offer(smaller, scenario, [&](Scenario& s) { --s.calls[call].shape[rank].blocks; });
+      if (plan.shape[rank].threads > 1)
+        offer(smaller, scenario, [&](Scenario& s) { --s.calls[call].shape[rank].threads; });
     }
   }
 }
@@ -67,7 +70,8 @@ void simpler(Smaller& smaller, const Scenario& scenario, const Entry& simplest) 
     for (CallPlan& plan : s.calls) plan.algorithm = &simplest;
   });
   if (scenario.stewards > 1) offer(smaller, scenario, [](Scenario& s) { s.stewards = 1; });
-  if (scenario.mapping == Mapping::kStewards) offer(smaller, scenario, [](Scenario& s) { s.mapping = Mapping::kShared; });
+  if (scenario.mapping == Mapping::kStewards)
+    offer(smaller, scenario, [](Scenario& s) { s.mapping = Mapping::kShared; });
   if (scenario.first_call != 0) offer(smaller, scenario, [](Scenario& s) { s.first_call = 0; });
   if (scenario.first_phase != 0) offer(smaller, scenario, [](Scenario& s) { s.first_phase = 0; });
   if (scenario.troubled_access > 1) offer(smaller, scenario, [](Scenario& s) { s.troubled_access /= 2; });
@@ -106,7 +110,8 @@ Smaller candidates(const Scenario& scenario, const Violation& violation, const E
   fewer_ranks(smaller, scenario);
   simpler(smaller, scenario, simplest);
   smaller_calls(smaller, scenario, simplest);
-  std::erase_if(smaller, [&](const Scenario& candidate) { return size_of(candidate, simplest) >= size_of(scenario, simplest); });
+  std::erase_if(smaller,
+                [&](const Scenario& candidate) { return size_of(candidate, simplest) >= size_of(scenario, simplest); });
   return smaller;
 }
 
@@ -127,7 +132,8 @@ bool fails_too(const Scenario& scenario, const Outcome& found, Outcome& outcome,
 
 std::vector<Choice> without(const std::vector<Choice>& script, std::size_t first, std::size_t count) {
   std::vector<Choice> rest(script.begin(), script.begin() + static_cast<std::ptrdiff_t>(first));
-  rest.insert(rest.end(), script.begin() + static_cast<std::ptrdiff_t>(std::min(first + count, script.size())), script.end());
+  rest.insert(rest.end(), script.begin() + static_cast<std::ptrdiff_t>(std::min(first + count, script.size())),
+              script.end());
   return rest;
 }
 
@@ -151,7 +157,8 @@ Outcome fewer_decisions(const Scenario& scenario, Outcome outcome, FiberPool& fi
 
 }  // namespace
 
-Shortest shrink(const Scenario& scenario, const Outcome& found, const Entry& simplest, FiberPool& fibers, LaneMaker maker) {
+Shortest shrink(const Scenario& scenario, const Outcome& found, const Entry& simplest, FiberPool& fibers,
+                LaneMaker maker) {
   Shortest shortest{scenario, found};
   for (bool smaller = true; smaller;) {
     smaller = false;

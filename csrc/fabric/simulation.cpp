@@ -26,7 +26,8 @@ Word area_packs(const Scenario& scenario) { return largest_area(scenario) * scen
 Word caller_packs(const Scenario& scenario) {
   Word packs = 0;
   for (Word call = 0; call < scenario.calls.size(); ++call) {
-    for (Word rank = 0; rank < scenario.world; ++rank) packs = std::max(packs, request_of(scenario, rank, call).units());
+    for (Word rank = 0; rank < scenario.world; ++rank)
+      packs = std::max(packs, request_of(scenario, rank, call).units());
   }
   return packs + 1;  // one more, that nobody may touch
 }
@@ -149,7 +150,8 @@ void Simulation::start(Rank& rank, Word call) {
       Lane& lane = *grid.lanes.back();
       scheduler_.add(lane, [this, &rank, &grid, &lane, block] {
         try {
-          scenario_.calls[grid.call].algorithm->run(lane, channels_[rank.number], rank.requests[grid.call], scenario_.mapping);
+          scenario_.calls[grid.call].algorithm->run(lane, channels_[rank.number], rank.requests[grid.call],
+                                                    scenario_.mapping);
         } catch (const std::out_of_range& error) {
           checker_.violate(Breach::kOutside, rank.number, grid.call, error.what());
         }

@@ -12,9 +12,9 @@ namespace pcie_allreduce::fabric {
 
 struct Grid {
   struct Block {
-    Word lanes = 0;    // that have not left
-    Word waiting = 0;  // at the barrier
-    Word barriers = 0; // that are behind it
+    Word lanes = 0;     // that have not left
+    Word waiting = 0;   // at the barrier
+    Word barriers = 0;  // that are behind it
     bool failed = false;
     bool any_failed = false;  // at the last barrier
     bool triggered = false;
@@ -32,8 +32,8 @@ struct Rank {
   Word number = 0;
   std::vector<Grid> grids;  // that it will launch, one a call
   std::vector<Request> requests;
-  Caller caller;             // its input and output memory
-  Word accesses = 0;         // in the call of the trouble
+  Caller caller;      // its input and output memory
+  Word accesses = 0;  // in the call of the trouble
 };
 
 using LaneMaker = std::unique_ptr<Lane> (*)(Simulation&, Rank&, Grid&, Word block, Word thread);

@@ -60,15 +60,19 @@ std::string deed(const Event& event, const std::string& place) {
              std::to_string(value[2]) + " packs to re-arm" + (value[3] != 0 ? ", channel failed" : "");
     case Happened::kPuts: return "puts " + hex(value) + " -> " + place + in_flight(event.note);
     case Happened::kArms: return "arms " + place + in_flight(event.note);
-    case Happened::kStores: return "stores " + hex(value[0]) + " -> " + place + (event.note != 0 ? " (on its way)" : "");
-    case Happened::kArrives: return "  ... its " + hex(value[0]) + " arrives: " + place + " word " + std::to_string(event.word % 4);
+    case Happened::kStores:
+      return "stores " + hex(value[0]) + " -> " + place + (event.note != 0 ? " (on its way)" : "");
+    case Happened::kArrives:
+      return "  ... its " + hex(value[0]) + " arrives: " + place + " word " + std::to_string(event.word % 4);
     case Happened::kLooks: return "sees " + hex(value) + " in " + place + origins(event);
     case Happened::kWrites: return "writes " + hex(value) + " as pack " + std::to_string(event.word) + " of the output";
-    case Happened::kMeets: return std::string("comes to the block's barrier") + (event.note != 0 ? ", having failed" : "");
+    case Happened::kMeets:
+      return std::string("comes to the block's barrier") + (event.note != 0 ? ", having failed" : "");
     case Happened::kEnds:
-      return "ends the call: block " + std::to_string(value[0]) + " is told call " + std::to_string(value[1]) + ", phase " +
-             std::to_string(value[2]);
-    case Happened::kAccuses: return "gives up by " + std::string(reason_of(event.note)) + ", missing rank " + ranks(value[0]);
+      return "ends the call: block " + std::to_string(value[0]) + " is told call " + std::to_string(value[1]) +
+             ", phase " + std::to_string(value[2]);
+    case Happened::kAccuses:
+      return "gives up by " + std::string(reason_of(event.note)) + ", missing rank " + ranks(value[0]);
     case Happened::kStarves: return "is starved until t=" + std::to_string(event.note);
     case Happened::kFreezes: return "and its whole rank stop until t=" + std::to_string(event.note);
     case Happened::kDies: return "and its whole rank die";
@@ -83,8 +87,10 @@ std::string deed(const Event& event, const std::string& place) {
 
 std::string name_of(const LaneId& lane) {
   const std::string call = " of call " + std::to_string(lane.call);
-  if (lane.thread == kHostThread) return "rank " + std::to_string(lane.rank) + "'s host after call " + std::to_string(lane.call);
-  return "r" + std::to_string(lane.rank) + ".b" + std::to_string(lane.block) + ".t" + std::to_string(lane.thread) + call;
+  if (lane.thread == kHostThread)
+    return "rank " + std::to_string(lane.rank) + "'s host after call " + std::to_string(lane.call);
+  return "r" + std::to_string(lane.rank) + ".b" + std::to_string(lane.block) + ".t" + std::to_string(lane.thread) +
+         call;
 }
 
 std::vector<std::string> Timeline::told(const std::function<std::string(Word, Word)>& name) const {
@@ -100,11 +106,12 @@ std::vector<std::string> Timeline::told(const std::function<std::string(Word, Wo
       if (last == what) continue;
       last = what;
     }
-    const bool again = event.what == Happened::kArms && i + 1 < events_.size() && events_[i + 1].what == Happened::kArms &&
-                       events_[i + 1].lane == event.lane && event.note == 0;
+    const bool again = event.what == Happened::kArms && i + 1 < events_.size() &&
+                       events_[i + 1].what == Happened::kArms && events_[i + 1].lane == event.lane && event.note == 0;
     if (again && ++alike > 1) continue;
-    const bool placed = event.what == Happened::kPuts || event.what == Happened::kArms || event.what == Happened::kStores ||
-                        event.what == Happened::kArrives || event.what == Happened::kLooks;
+    const bool placed = event.what == Happened::kPuts || event.what == Happened::kArms ||
+                        event.what == Happened::kStores || event.what == Happened::kArrives ||
+                        event.what == Happened::kLooks;
     const std::string place = placed ? name(event.word, event.lane.call) : "";
     if (!again && alike > 1) lines.push_back("      ... and " + std::to_string(alike - 1) + " more packs");
     if (!again) alike = 0;

@@ -10,17 +10,17 @@
 namespace pcie_allreduce::fabric {
 
 enum class Happened {
-  kReads,     // the state of its block: call, phase, stale, failed
-  kPuts,      // value[4], `note`: bit w is set where word w is still on its way
-  kArms,      // note as above
-  kStores,    // value[0], note 1: on its way
-  kArrives,   // value[0], late
-  kLooks,     // value[4] and their origins
-  kWrites,    // value[4], word: the pack's number in the output
-  kMeets,     // the block's barrier; note: a lane of it has failed
-  kEnds,      // writes the state
-  kAccuses,   // note: reason, value[0]: missing
-  kStarves,   // note: until
+  kReads,    // the state of its block: call, phase, stale, failed
+  kPuts,     // value[4], `note`: bit w is set where word w is still on its way
+  kArms,     // note as above
+  kStores,   // value[0], note 1: on its way
+  kArrives,  // value[0], late
+  kLooks,    // value[4] and their origins
+  kWrites,   // value[4], word: the pack's number in the output
+  kMeets,    // the block's barrier; note: a lane of it has failed
+  kEnds,     // writes the state
+  kAccuses,  // note: reason, value[0]: missing
+  kStarves,  // note: until
   kFreezes,
   kDies,
   kCompletes,

@@ -111,6 +111,7 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
 
   if (machine.any_failed(failed)) {
     for (Word i = mine.first; i < mine.end; i += mine.step) {
+      PAR_ROLLED
       for (Word at = i; at < units; at += shard) machine.write(request, at, Element::nan());
     }
     return;

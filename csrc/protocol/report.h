@@ -15,6 +15,7 @@ PAR_INLINE void publish_fault(const Channel& channel, const Request& request, co
   Reason reason = fault.reason;
   Word missing = fault.missing;
   Word reporter = channel.rank;
+  PAR_ROLLED
   for (Word peer = 0; peer < channel.world; ++peer) {
     const Word word = Access::load(&own->abort[peer]);
     if (!aborts(word, call)) continue;
@@ -25,6 +26,7 @@ PAR_INLINE void publish_fault(const Channel& channel, const Request& request, co
   }
   Word culprit = 0;
   while (culprit < kMaxWorld - 1 && (missing >> culprit & 1u) == 0) ++culprit;
+  PAR_ROLLED
   for (Word peer = 0; peer < channel.world; ++peer) {  // [rank]: the failure mark that this rank's later calls read
     Access::store(&control_of(channel.slab[peer])->abort[channel.rank], abort_word(reason, culprit, call));
   }

@@ -17,9 +17,10 @@ struct Waiting {
 
   // The ranks behind a mask of sources, which island counts by their place.
   PAR_INLINE Word ranks(Stage stage, Word sources) const {
-    if (kind_algorithm(request.kind) != Algorithm::kIsland) return sources;
+    if (stage == Stage::kSignature || kind_algorithm(request.kind) != Algorithm::kIsland) return sources;
     if (stage == Stage::kCross) return 1u << channel.islands.partner;
     Word ranks = 0;
+    PAR_ROLLED
     for (Word place = 0; place < channel.world / 2; ++place) {
       if (sources >> place & 1u) ranks |= 1u << channel.islands.mates[place];
     }
@@ -37,6 +38,7 @@ PAR_INLINE Waiting waiting_for(Machine&, const Channel& channel, const Request& 
 template <class Machine>
 PAR_COLD Word never_came(Machine& machine, const Waiting& about) {
   Word absent = 0;
+  PAR_ROLLED
   for (Word index = 0; index < about.channel.world - 1; ++index) {
     if (!arrived(machine.template peek<Pack>(about.area + index))) absent |= 1u << source_of(index, about.channel.rank);
   }
@@ -54,6 +56,7 @@ PAR_COLD bool gives_up(Machine& machine, const Waiting& about, WaitVerdict verdi
     return true;
   }
   const Word rank = about.channel.rank;
+  PAR_ROLLED
   for (Word index = 0; index < about.channel.world - 1; ++index) {
     const Word suspect = 1u << source_of(index, rank);
     if ((missing & suspect) == 0) continue;
@@ -63,6 +66,18 @@ PAR_COLD bool gives_up(Machine& machine, const Waiting& about, WaitVerdict verdi
     return true;
   }
   return false;
+}
+
+// Between two looks at what is missing. Data wins: a lane that is to give up looks once more, and does so the next
+// time.
+template <class Machine>
+PAR_INLINE bool gave_up(Machine& machine, const Waiting& about, Wait& wait, Stage stage, Word missing) {
+  const WaitVerdict verdict = machine.keep_waiting(wait, about.call);
+  if (verdict == WaitVerdict::kGoOn) [[likely]]
+    return false;
+  const WaitVerdict due = wait.due;
+  if (verdict != WaitVerdict::kLook) wait.due = verdict;
+  return gives_up(machine, about, due, stage, about.ranks(stage, missing));
 }
 
 // Slots of several sources, in the order of their ranks without the reader's own.
@@ -89,29 +104,17 @@ PAR_INLINE Word look(Machine& machine, Word missing, Slots slots, Unit (&got)[kS
   return still;
 }
 
-template <int kSources, class Machine, class Unit = typename Machine::Unit>
-PAR_COLD bool wait_for(Machine& machine, const Waiting& about, Stage stage, Word missing, Slots slots,
-                       Unit (&got)[kSources]) {
-  Wait wait(kind_algorithm(about.request.kind), stage);
-  while (missing != 0) {
-    const WaitVerdict verdict = machine.keep_waiting(wait, about.call);
-    missing = look(machine, missing, slots, got);  // also after the deadline: data wins
-    if (verdict != WaitVerdict::kGoOn && missing != 0 &&
-        gives_up(machine, about, verdict, stage, about.ranks(stage, missing))) {
-      return false;
-    }
-  }
-  return true;
-}
-
 // One unit of every source in `awaited`. False: the call has failed.
 template <int kSources, class Machine, class Unit = typename Machine::Unit>
 PAR_INLINE bool take(Machine& machine, const Waiting& about, Stage stage, Word awaited, Slots slots,
                      Unit (&got)[kSources]) {
-  const Word missing = look(machine, awaited, slots, got);
-  if (missing == 0) [[likely]]
-    return true;
-  return wait_for(machine, about, stage, missing, slots, got);
+  Word missing = awaited;
+  for (Wait wait(kind_algorithm(about.request.kind), stage);;) {
+    missing = look(machine, missing, slots, got);
+    if (missing == 0) [[likely]]
+      return true;
+    if (gave_up(machine, about, wait, stage, missing)) return false;
+  }
 }
 
 // The same of every source but the reader, whose own unit stands among them.
@@ -135,6 +138,7 @@ template <class Machine>
 PAR_INLINE void send_signatures(Machine& machine, const Waiting& about) {
   const Channel& channel = about.channel;
   const Range readers = machine.once_a_rank(channel.world - 1);
+  PAR_ROLLED
   for (Word index = readers.first; index < readers.end; index += readers.step) {
     const Word reader = source_of(index, channel.rank);
     machine.put(
@@ -150,19 +154,15 @@ template <class Machine>
 PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about) {
   Wait wait(kind_algorithm(about.request.kind), Stage::kSignature);
   const Range sources = machine.once_a_block(about.channel.world - 1);
-  const std::uint64_t began = machine.clock_ns();
+  const std::uint64_t began = sources.first < sources.end ? machine.clock_ns() : 0;  // a read of the clock is slow
+  PAR_ROLLED
   for (Word index = sources.first; index < sources.end; index += sources.step) {
     const Word peer = source_of(index, about.channel.rank);
     const Word source = 1u << peer;
     PeerWait waited = machine.waited(peer);  // loaded beside the wait, not behind it
-    Pack theirs = machine.template peek<Pack>(about.area + index);
-    while (!arrived(theirs)) {
-      const WaitVerdict verdict = machine.keep_waiting(wait, about.call);
-      theirs = machine.template peek<Pack>(about.area + index);
-      if (verdict != WaitVerdict::kGoOn && !arrived(theirs) &&
-          gives_up(machine, about, verdict, Stage::kSignature, source)) {
-        return false;
-      }
+    Pack theirs;
+    while (!arrived(theirs = machine.template peek<Pack>(about.area + index))) {
+      if (gave_up(machine, about, wait, Stage::kSignature, source)) return false;
     }
     waited.add(machine.clock_ns() - began);
     machine.set_waited(peer, waited);

@@ -77,6 +77,7 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
 
   if (machine.any_failed(failed)) {
     for (Word i = mine.first; i < mine.end; i += mine.step) {
+      PAR_ROLLED
       for (Word at = i; at < units; at += shard) machine.write(request, at, Element::nan());
     }
     return;

@@ -70,14 +70,15 @@ PAR_INLINE constexpr std::uint64_t grace_ns(Algorithm algorithm, Stage stage) {
   return stage == Stage::kGather ? 400'000'000 : (stage == Stage::kCross ? 200'000'000 : 0);
 }
 
+// kLook: it has been a while; is the missing rank making another call?
+enum class WaitVerdict { kGoOn, kLook, kOutOfTime, kAborted };
+
 struct Wait {
   std::uint64_t began = 0;  // 0: the clock has not been read yet
   std::uint64_t grace;
   Word polls = 0;
+  WaitVerdict due = WaitVerdict::kLook;  // what to do the next time
   PAR_INLINE Wait(Algorithm algorithm, Stage stage) : grace(grace_ns(algorithm, stage)) {}
 };
-
-// kLook: it has been a while; is the missing rank making another call?
-enum class WaitVerdict { kGoOn, kLook, kOutOfTime, kAborted };
 
 }  // namespace pcie_allreduce

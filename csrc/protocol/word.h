@@ -8,10 +8,12 @@
 #define PAR_INLINE __host__ __device__ __forceinline__
 #define PAR_COLD __host__ __device__ __forceinline__  // a call would cost a kernel its registers
 #define PAR_UNROLL _Pragma("unroll")
+#define PAR_ROLLED _Pragma("unroll 1")
 #else
 #define PAR_INLINE inline __attribute__((always_inline))
 #define PAR_COLD __attribute__((noinline, cold))
 #define PAR_UNROLL _Pragma("GCC unroll 8")
+#define PAR_ROLLED
 #endif
 
 namespace pcie_allreduce {

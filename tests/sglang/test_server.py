@@ -12,7 +12,8 @@ import pytest
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
 LAYERS, PROMPT, NEW_TOKENS = 2, [5, 7, 9, 11], 8
-STOCK = "sglang.launch_server"
+STOCK, OURS = "sglang.launch_server", "pcie_allreduce.integrations.sglang_launch"
+FAILING = str(Path(__file__).with_name("failing_rank.py"))
 QUICK = {"PCIE_ALLREDUCE_TIMEOUT": "4", "PCIE_ALLREDUCE_WARMUP_TIMEOUT": "4", "PCIE_ALLREDUCE_LOG_SECONDS": "0.2"}
 
 
@@ -46,24 +47,42 @@ def test_the_flag_serves_the_same_tokens(two_layers: str, tokens: list[int], tmp
         assert served_so_far(server) == (before + per_forward * NEW_TOKENS, 0)
 
 
-@pytest.mark.parametrize(
-    ("number", "told"), [("SIGSTOP", "rank 1 is missing"), ("SIGKILL", "process of rank 1 has ended")]
-)
-def test_a_rank_that_fails_while_serving_is_named_and_the_server_ends(
-    two_layers: str, tokens: list[int], tmp_path: Path, number: str, told: str
+def test_the_old_sglang_serves_the_same_tokens_by_our_launcher(
+    two_layers: str, tokens: list[int], old_sglang: str, tmp_path: Path
 ) -> None:
-    """A stopped rank is alive: nothing but the missed call tells. Of a killed one SGLang itself may hear first."""
-    script = str(Path(__file__).with_name("failing_rank.py"))
+    variables = {**QUICK, **launch.old_environment(old_sglang)}
+    with launch.server(OURS, two_layers, tmp_path / "log", "--enable-pcie-allreduce", **variables) as server:
+        assert server.generate(PROMPT, NEW_TOKENS) == tokens
+        assert served_so_far(server) == ((2 * LAYERS + 1) * NEW_TOKENS, 0)
+
+
+def fails_in(server: launch.Server, tokens: list[int], sentence: str) -> None:
+    """Rank 1 fails in the second request; the first has made 40 calls."""
+    assert server.generate(PROMPT, NEW_TOKENS) == tokens
+    server.ask(PROMPT, NEW_TOKENS)
+    server.await_log(rf"pcie-allreduce: rank 0 waited \d+\.\d s in call 57 .*{sentence}.*\. This process ends", 60.0)
+    assert server.await_end(10.0) != 0
+
+
+def test_a_rank_that_stops_while_serving_is_named_and_the_server_ends(
+    two_layers: str, tokens: list[int], tmp_path: Path
+) -> None:
+    """It is alive: nothing but the missed call tells."""
+    fails = {"FAIL_IN_CALL": "57", "FAIL_BY": "SIGSTOP"}
     # Else SGLang takes 5 s for its own diagnostics before it exits, and a minute more while a rank lives.
     at_once = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0"}
-    fails = {"FAIL_IN_CALL": "57", "FAIL_BY": number, **at_once}
-    with launch.server(script, two_layers, tmp_path / "log", "--enable-pcie-allreduce", **QUICK, **fails) as server:
-        assert server.generate(PROMPT, NEW_TOKENS) == tokens  # 40 calls
-        server.ask(PROMPT, NEW_TOKENS)
-        sentence = rf"pcie-allreduce: rank 0 waited (\d+\.\d) s in call 57 .*{told}.*\. This process ends"
-        crash = r"Subprocess scheduler_1 .*crashed with exit code -9"
-        server.await_log(sentence if number == "SIGSTOP" else f"{sentence}|{crash}", 60.0)
-        assert server.await_end(10.0) != 0
+    variables = {**QUICK, **fails, **at_once}
+    with launch.server(FAILING, two_layers, tmp_path / "log", "--enable-pcie-allreduce", **variables) as server:
+        fails_in(server, tokens, "rank 1 is missing")
+
+
+def test_a_rank_that_is_killed_while_serving_is_named_and_the_server_ends(
+    two_layers: str, tokens: list[int], old_sglang: str, tmp_path: Path
+) -> None:
+    """The old SGLang does not look after its processes, as the new one does."""
+    variables = {**QUICK, **launch.old_environment(old_sglang), "FAIL_IN_CALL": "57", "FAIL_BY": "SIGKILL"}
+    with launch.server(FAILING, two_layers, tmp_path / "log", "--enable-pcie-allreduce", **variables) as server:
+        fails_in(server, tokens, "the process of rank 1 has ended")
 
 
 def test_requiring_what_cannot_be_had_fails_the_launch_with_the_reason(two_layers: str, tmp_path: Path) -> None:
