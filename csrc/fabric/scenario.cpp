@@ -41,7 +41,7 @@ void draw_calls(Random& random, Scenario& scenario, const std::vector<const Entr
   const Dtype dtype = random.one_of(kDtypes);
   const bool captured = random.once_in(3);
   const Shape shape = any_shape(random, scenario.mapping);
-  const Word calls = random.between(1, scenario.world > 4 ? 6 : 9);
+  const Word calls = random.between(1, scenario.world > 4 ? 8 : 14);
   for (Word call = 0; call < calls; ++call) {
     CallPlan plan{};
     plan.algorithm = algorithms[random.below(static_cast<Word>(algorithms.size()))];

@@ -160,15 +160,18 @@ Outcome fewer_decisions(const Scenario& scenario, Outcome outcome, FiberPool& fi
 Shortest shrink(const Scenario& scenario, const Outcome& found, const Entry& simplest, FiberPool& fibers,
                 LaneMaker maker) {
   Shortest shortest{scenario, found};
-  for (bool smaller = true; smaller;) {
-    smaller = false;
-    for (const Scenario& candidate : candidates(shortest.scenario, shortest.outcome.violation, simplest)) {
-      Outcome outcome;
-      if (!fails_too(candidate, shortest.outcome, outcome, fibers, maker)) continue;
-      shortest = {candidate, std::move(outcome)};
-      smaller = true;
-      break;
+  Smaller smaller = candidates(scenario, found.violation, simplest);
+  // After a success it goes on from where it is: what did not help before will hardly help now.
+  for (std::size_t at = 0, in_vain = 0; in_vain < smaller.size(); ++at) {
+    const Scenario candidate = smaller[at % smaller.size()];
+    Outcome outcome;
+    if (!fails_too(candidate, shortest.outcome, outcome, fibers, maker)) {
+      ++in_vain;
+      continue;
     }
+    shortest = {candidate, std::move(outcome)};
+    smaller = candidates(shortest.scenario, shortest.outcome.violation, simplest);
+    in_vain = 0;
   }
   shortest.outcome = fewer_decisions(shortest.scenario, std::move(shortest.outcome), fibers, maker);
   shortest.outcome = run_script(shortest.scenario, shortest.outcome.hostile, fibers, maker, true);

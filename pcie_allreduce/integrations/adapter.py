@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..communicator import Communicator
-from ..errors import PcieAllReduceError
+from ..errors import ClosedError, PcieAllReduceError
 from ..transport import DTYPE_CODES
-from .watch import Watch
+from ..watcher import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 logger = logging.getLogger(__name__)
+
+INTERVAL = 0.2  # seconds between looks for a fault
+
+# Held while any group's graphs are captured: until then CUDA allows no other thread of the process to copy from a GPU,
+# which reading the kernels' counters does.
+_capturing = threading.RLock()
 
 
 class EngineAllReduce:
@@ -55,12 +62,11 @@ class EngineAllReduce:
     ) -> None:
         self.disabled = self.original_disabled = False  # the engine reads the first and may set it
         self.name = name
-        self.served = 0  # calls; the replay of a graph is not a call
+        self.served = 0  # calls from Python; the replay of a graph is none
         self.declined = 0  # counted by who routes the rest: should_custom_ar must stay pure
-        self._captured = 0
         self._every_size = every_size
         self._on_fault = on_fault
-        self._faulted = False
+        self._faulted = self._closed = False
         self._log_seconds = settings.log_seconds
         self._reported = (0, 0, 0.0)
         self._comm = Communicator(
@@ -70,8 +76,9 @@ class EngineAllReduce:
             max_bytes=settings.max_bytes,
             timeout=settings.timeout,
             warmup_timeout=settings.warmup_timeout,
+            algorithm="two_shot" if every_size else "auto",  # "auto" may sum in another order for another size
         )
-        self._watch = Watch(self._look, f"pcie-allreduce {name}")
+        self._watcher = Watcher(self._look, None, INTERVAL, abort=False)
         atexit.register(_close, weakref.ref(self))
 
     @property
@@ -103,20 +110,19 @@ class EngineAllReduce:
     @contextlib.contextmanager
     def capture(self) -> Iterator[None]:
         """Around the capture of CUDA graphs; may be entered many times."""
-        before = self.served
-        with self._comm.capture():
+        with _capturing, self._comm.capture():
             yield
-        self._captured += self.served - before
 
     def close(self) -> None:
         """No collective inside; peers that still wait for this rank see that it has closed."""
-        self.disabled = True
-        self._watch.stop()
-        self._report()
-        self._comm.close()
+        if not self._closed:
+            self.disabled = self._closed = True
+            self._watcher.stop()
+            self._report()
+            self._comm.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_watch"):  # construction went through
+        if hasattr(self, "_watcher"):  # construction went through
             self.close()
 
     def _in_pieces(self, inp: torch.Tensor) -> torch.Tensor:
@@ -127,13 +133,13 @@ class EngineAllReduce:
         return out
 
     def _look(self) -> None:
-        """Every 0.2 s from the watch's thread."""
-        if not self._faulted:
-            try:
-                self._comm.check()
-            except PcieAllReduceError as error:
-                if not self._watch.stopped:  # else it says that it was closed, and this rank knows
-                    self._fault(error)
+        """Every 0.2 s, from the watcher's thread: while graphs replay, no call of ours would see a fault."""
+        try:
+            self._comm.check()
+        except PcieAllReduceError as error:
+            if not (self._closed and isinstance(error, ClosedError)):
+                self._fault(error)
+            return
         if time.monotonic() - self._reported[2] >= self._log_seconds:
             self._report()
 
@@ -143,17 +149,19 @@ class EngineAllReduce:
             self._on_fault(error)
 
     def _report(self) -> None:
-        if (self.served, self.declined) != self._reported[:2]:
-            self._reported = (self.served, self.declined, time.monotonic())
-            if self._comm.rank == 0:
-                logger.info("pcie-allreduce: %s", self.served_line())
+        if self._comm.rank != 0 or not _capturing.acquire(blocking=False):
+            return
+        try:
+            told = (self.served_with_replays(), self.declined)
+        finally:
+            _capturing.release()
+        if told != self._reported[:2]:
+            self._reported = (*told, time.monotonic())
+            logger.info("pcie-allreduce: group %s served %d all-reduces (%d went to the engine)", self.name, *told)
 
-    def served_line(self) -> str:
-        """What this group has been used for so far, as a line for a log."""
-        line = f"group {self.name} served {self.served} all-reduces ({self.declined} went to the engine)"
-        if self._captured:
-            line += f"; {self._captured} of them while graphs were captured, whose replays are not counted"
-        return line
+    def served_with_replays(self) -> int:
+        """All-reduces that this rank has taken part in, as the kernels count them: replays of graphs included."""
+        return max(peer.calls for peer in self._comm.stats())
 
 
 def _close(reference: weakref.ref[EngineAllReduce]) -> None:

@@ -76,7 +76,8 @@ def graphs_in_turn(me: Rank, turns: int) -> None:
     graphs = capture(adapter, runs, side, pool)
     drafts = [forward_of(me, rows, DRAFT_LAYERS) for rows in ROWS]  # captured later, on the same object
     runs, graphs = runs + drafts, graphs + capture(adapter, drafts, side, pool)
-    calls = adapter.served
+    asked = adapter.served
+    executed = 2 * sum(forward.calls for forward in runs)  # the warm-up; what is captured is not executed
 
     order = random.Random(7)  # the same on all ranks
     for turn in range(turns):
@@ -89,15 +90,18 @@ def graphs_in_turn(me: Rank, turns: int) -> None:
             for repeat in range(back_to_back):
                 runs[which].fill(turn * 10 + repeat)
                 graphs[which].replay()
+            executed += back_to_back * runs[which].calls
             got = runs[which].sums.clone()
             if late:  # a prefill between replays
                 prefill = forward_of(me, 5, DRAFT_LAYERS)
                 prefill.fill(turn)
                 prefill.run(adapter)
+                executed += prefill.calls
                 assert torch.equal(prefill.sums, prefill.expected(turn)), f"prefill of turn {turn}"
             assert torch.equal(got, runs[which].expected(turn * 10 + back_to_back - 1)), f"turn {turn}, graph {which}"
-    assert adapter.served - calls <= turns * (2 * DRAFT_LAYERS + 1)  # a replay passes no Python of ours
     torch.cuda.synchronize()
+    assert adapter.served - asked <= turns * (2 * DRAFT_LAYERS + 1)  # a replay passes no Python of ours
+    assert adapter.served_with_replays() == executed
     adapter.communicator.check()
     dist.barrier()
     adapter.close()
