@@ -66,7 +66,7 @@ test: lint types build native
 	$(MAKE) --no-print-directory pytest
 
 lint: $(ENVIRONMENT)
-	@$(call where_installed,ruff,ruff check . && ruff format --check .)
+	@$(call where_installed,ruff,ruff check .; ruff format --check .)
 	$(call where_installed,clang-format,clang-format --dry-run -Werror $(NATIVE))
 
 format: $(ENVIRONMENT)

@@ -281,9 +281,13 @@ def test_a_peer_that_closed_is_named_at_once(device: str) -> None:
         assert waited < 5.0, f"waited {waited:.1f} s for a rank that had said goodbye"
 
 
+def open_descriptors() -> list[Path]:
+    return [fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+
+
 def resources() -> tuple[int, int, int]:
     gc.collect()
-    return len(list(Path("/proc/self/fd").iterdir())), len(mappings()), threading.active_count()
+    return len(open_descriptors()), len(mappings()), threading.active_count()
 
 
 def one_after_another(me: Rank, count: int) -> None:
@@ -299,7 +303,8 @@ def one_after_another(me: Rank, count: int) -> None:
     me.meet()
     assert before is not None
     after = resources()
-    assert all(b <= a for a, b in zip(before, after, strict=True)), f"descriptors, mappings, threads: {before}, {after}"
+    told = f"descriptors, mappings, threads: {before}, {after}; open are {sorted(map(os.readlink, open_descriptors()))}"
+    assert all(b <= a for a, b in zip(before, after, strict=True)), told
 
 
 def test_communicators_one_after_another_leave_nothing() -> None:

@@ -25,7 +25,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--backends", type=_words, default=(), metavar="NAME,...", help="default: all that this device has")
     add("--mode", type=_words, default=(), metavar="NAME,...", help="graph, eager; default: both, eager on CPU ranks")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: GPUs where there are some")
-    add("--algorithm", type=_words, default=("auto",), metavar="NAME,...", help="of ours: auto (default), one_shot, two_shot, island")
+    algorithms = "of ours: auto (default), one_shot, two_shot, island"
+    add("--algorithm", type=_words, default=("auto",), metavar="NAME,...", help=algorithms)
     add("--debug", action="store_true", help="show the traceback of a rank that failed")
 
 
