@@ -84,6 +84,7 @@ class Communicator:
         self.calls = 0
         self._fallback = fallback
         self._turn = threading.Lock()
+        self._memory = threading.Lock()  # so that close() does not unmap what stats() reads in another thread
         wishes = Wishes(device, max_bytes, timeout, warmup_timeout, transport, algorithm)
         member = rendezvous.stage("checking the arguments", lambda: describe(wishes, self.rank, self.world_size))
         self.device = device_of(member)
@@ -227,8 +228,9 @@ class Communicator:
 
         Counted by the kernels themselves, graph replays included; may be read while they run.
         """
-        self._require_open()
-        return tuple(PeerStats(rank, *wait) for rank, wait in enumerate(self._transport.waits()))
+        with self._memory:
+            self._require_open()
+            return tuple(PeerStats(rank, *wait) for rank, wait in enumerate(self._transport.waits()))
 
     def watch(self, callback: Callback | None = None, *, interval: float = 0.2, abort: bool = False) -> Watcher:
         """Looks for faults from a thread, since no Python runs while a CUDA graph replays.
@@ -248,7 +250,7 @@ class Communicator:
 
         GPUs: waits for the device, and up to 5 s for the peers to let go of this rank's memory, too.
         """
-        with self._turn:  # a call in another thread ends first, by its deadline at the latest
+        with self._turn, self._memory:  # a call in another thread ends first, by its deadline at the latest
             if self._closed is not None:
                 return
             self._closed = "was closed"

@@ -91,6 +91,7 @@ void GpuChannel::order_behind_last_stream(cudaStream_t stream) {
 
 bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype, unsigned blocks,
                             unsigned threads, cudaStream_t stream) {
+  if (closed_) throw std::runtime_error("the channel is closed");
   if (blocks == 0 || blocks > kMaxBlocks || threads == 0 || threads > kMaxThreads) {
     throw std::invalid_argument("launch shape " + std::to_string(blocks) + " x " + std::to_string(threads) +
                                 " is not within " + std::to_string(kMaxBlocks) + " x " + std::to_string(kMaxThreads));
@@ -118,6 +119,7 @@ const FaultRecord* GpuChannel::fault() const {
 }
 
 std::vector<PeerWait> GpuChannel::waits() const {
+  if (closed_) return std::vector<PeerWait>(channel_.world);  // a finalizer may have closed it already
   const DeviceScope scope(device_);
   std::vector<PeerWait> waited(channel_.world);
   cudaStream_t stream = nullptr;

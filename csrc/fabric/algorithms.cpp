@@ -39,6 +39,8 @@ Word island_link(const Channel& channel, const Request& request, Word unit, Word
   return kSignature;
 }
 
+Word greeting_link(const Channel&, const Request&, Word, Word) { return kGreetingPacks; }
+
 std::string data_of(const char* stage, Word rank, Word pack) {
   return std::string(stage) + " of rank " + std::to_string(rank) + ", pack " + std::to_string(pack);
 }
@@ -72,6 +74,7 @@ const std::vector<Entry>& algorithms() {
       {"one_shot", Algorithm::kOneShot, kAllReduce, any_world, run_one_shot, one_shot_link, one_shot_name},
       {"two_shot", Algorithm::kTwoShot, kAllReduce, any_world, run_two_shot, two_shot_link, two_shot_name},
       {"island", Algorithm::kIsland, kAllReduce, even_world, run_island, island_link, island_name},
+      {"greeting", Algorithm::kOneShot, Collective::kGreeting, any_world, run_greeting, greeting_link, nullptr},
   };
   return table;
 }

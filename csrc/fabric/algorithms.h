@@ -2,6 +2,7 @@
 // found out by running it.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -9,16 +10,16 @@
 
 namespace pcie_allreduce::fabric {
 
-enum class Collective { kAllReduce, kReduceScatter, kAllGather };
+enum class Collective { kAllReduce, kReduceScatter, kAllGather, kGreeting };
 
 struct Entry {
   const char* name;
   Algorithm id;
   Collective collective;
   bool (*serves)(Word world);
-  void (*run)(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
+  std::function<void(Lane& lane, const Channel& channel, const Request& request, Mapping mapping)> run;
   // Packs that the channel's rank sends to `reader` in one call, signature included. `unit`: packs that move at a time.
-  Word (*link_packs)(const Channel& channel, const Request& request, Word unit, Word reader);
+  std::function<Word(const Channel& channel, const Request& request, Word unit, Word reader)> link_packs;
   // What stands in a pack of a phase of the mailbox of the channel's rank.
   std::string (*name_pack)(const Channel& channel, const Request& request, Word pack);
   bool model = false;  // not an algorithm of the package: no signatures, no troubles, one launch shape for all ranks

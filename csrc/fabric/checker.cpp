@@ -1,46 +1,17 @@
 #include "fabric/checker.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "fabric/algorithms.h"
 #include "fabric/simulation.h"
+#include "fabric/values.h"
+#include "protocol/exchange.h"
 
 namespace pcie_allreduce::fabric {
 namespace {
 
 constexpr Word kJunk = 0x4B4B'4B4Bu;  // no sum, and no NaN
-
-std::uint64_t mixed(std::uint64_t a, std::uint64_t b) { return Random(a * 0x9E37'79B9'7F4A'7C15u + b).next(); }
-
-// The bits of a small integer in each dtype, without the element types that are being checked.
-Word integer_bits(int value, Dtype dtype) {
-  if (value == 0) return 0;
-  const Word sign = value < 0 ? 1 : 0;
-  const Word magnitude = static_cast<Word>(value < 0 ? -value : value);
-  const Word exponent = static_cast<Word>(std::bit_width(magnitude)) - 1;
-  const Word fraction = (magnitude << (23 - exponent)) & 0x007F'FFFFu;
-  if (dtype == Dtype::kFloat16) return sign << 15 | (exponent + 15) << 10 | fraction >> 13;
-  const Word single = sign << 31 | (exponent + 127) << 23 | fraction;
-  return dtype == Dtype::kBFloat16 ? single >> 16 : single;
-}
-
-int input_integer(std::uint64_t hash) { return hash % 8 == 0 ? 0 : static_cast<int>(hash / 8 % 31) - 15; }
-
-Word element_at(const Pack* packs, Word element, Dtype dtype) {
-  const char* bytes = reinterpret_cast<const char*>(packs);
-  if (element_bytes(dtype) == 4) {
-    Word word;
-    std::memcpy(&word, bytes + element * 4, 4);
-    return word;
-  }
-  std::uint16_t half;
-  std::memcpy(&half, bytes + element * 2, 2);
-  return half;
-}
-
-Word nan_bits(Dtype dtype) { return dtype == Dtype::kFloat32 ? 0x7FFF'FFFFu : 0x7FFFu; }
 
 std::string ranks_of(Word mask) {
   std::string told;
@@ -67,6 +38,7 @@ const char* name_of(Breach breach) {
     case Breach::kNotNan: return "no NaN on a failed channel";
     case Breach::kVictimNamed: return "victim named";
     case Breach::kNoFault: return "no fault";
+    case Breach::kWrongVerdict: return "wrong verdict";
     case Breach::kTornRecord: return "torn record";
     case Breach::kOutside: return "outside of memory";
   }
@@ -162,7 +134,7 @@ void Checker::gave_up(Word rank, Word call, Reason why) {
 void Checker::completed(Word rank, Word call, const std::vector<Pack>& out) {
   look_at_record(rank);
   check_links(rank, call);
-  check_values(rank, call, out);
+  if (scenario_.calls[call].algorithm->collective != Collective::kGreeting) check_values(rank, call, out);
 }
 
 bool Checker::exact(Word rank, Word call, Word pack, const Pack& got) {
@@ -251,11 +223,26 @@ void Checker::check_record(Word rank) {
               ranks_of(1u << record.reporter) + ", the culprit is rank " + std::to_string(scenario_.troubled_rank));
 }
 
+void Checker::check_verdict(Word rank) {
+  for (Word source = 0; source < scenario_.world; ++source) {
+    for (Word index = 0; index < kGreetingPacks && source != rank; ++index) {
+      const Greeting greeting = static_cast<Greeting>(memory_.verdict(rank)[source * kGreetingPacks + index]);
+      const bool may_miss = struck_ && scenario_.gives_up() && source == scenario_.troubled_rank;
+      if (greeting == Greeting::kFine || (may_miss && greeting == Greeting::kMissing)) continue;
+      violate(Breach::kWrongVerdict, rank, 0,
+              "greeting " + std::to_string(index) + " of rank " + std::to_string(source) + " is judged " +
+                  std::to_string(static_cast<Word>(greeting)));
+    }
+  }
+}
+
 void Checker::at_end() {
   if (violation_.breach != Breach::kNone) return;
   for (Word rank = 0; rank < scenario_.world; ++rank) {
     if (scheduler_.dead(rank)) continue;
     if (failed_in_[rank] != kNever) check_record(rank);
+    const bool closed = scenario_.trouble == Trouble::kClosed && rank == scenario_.troubled_rank;
+    if (scenario_.calls[0].algorithm->collective == Collective::kGreeting && !closed) check_verdict(rank);
   }
 }
 

@@ -23,6 +23,7 @@ enum class Breach : Word {
   kNotNan,        // ... or left something else than NaN
   kVictimNamed,   // a fault names a rank that did nothing wrong
   kNoFault,       // a call must have failed, and its rank says nothing
+  kWrongVerdict,  // a greeting that came is missing, or another arrived
   kTornRecord,    // the host saw a valid record, and it changed later
   kOutside,       // an access outside of all mailboxes
 };
@@ -65,6 +66,7 @@ class Checker {
   void check_links(Word rank, Word call);
   void look_at_record(Word rank);
   void check_record(Word rank);
+  void check_verdict(Word rank);
   Word input_bits(Word rank, Word call, Word element) const;
   Word expected_bits(Word rank, Word call, Word element) const;
   bool owns(Word rank, const CallPlan& plan, Word element) const;

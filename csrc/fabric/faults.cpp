@@ -1,11 +1,7 @@
 #include "fabric/faults.h"
 
 #include "fabric/faulty_lanes.h"
-#include "fabric/faulty_units.h"
-#include "fabric/models.h"
-#include "fabric/runners.h"
-#include "protocol/one_shot.h"
-#include "protocol/two_shot.h"
+#include "fabric/odd_algorithms.h"
 
 namespace pcie_allreduce::fabric {
 namespace {
@@ -13,120 +9,6 @@ namespace {
 template <class LaneType>
 std::unique_ptr<Lane> lane(Simulation& simulation, Rank& rank, Grid& grid, Word block, Word thread) {
   return std::make_unique<LaneType>(simulation, rank, grid, block, thread);
-}
-
-// Worlds 2 to 4 are enough to find a mistake, and soon compiled.
-bool few(Word world) { return world <= 4; }
-
-template <class Elements, class Unit, class Body>
-void on_few(Lane& lane, const Channel& channel, const Request& request, Body&& body) {
-  on_machine<Elements, Unit>(lane, request, [&]<class Element>(auto& machine) {
-    if (channel.world == 2) body.template operator()<Element, 2>(machine);
-    if (channel.world == 3) body.template operator()<Element, 3>(machine);
-    if (channel.world == 4) body.template operator()<Element, 4>(machine);
-  });
-}
-
-template <class Elements, class Unit>
-void odd_one_shot_run(Lane& lane, const Channel& channel, const Request& request, Mapping) {
-  on_few<Elements, Unit>(lane, channel, request, [&]<class Element, int kWorld>(auto& machine) {
-    one_shot<Element, kWorld>(machine, channel, request);
-  });
-}
-template <class Elements, class Unit>
-void odd_two_shot_run(Lane& lane, const Channel& channel, const Request& request, Mapping) {
-  on_few<Elements, Unit>(lane, channel, request, [&]<class Element, int kWorld>(auto& machine) {
-    two_shot<Element, kWorld>(machine, channel, request);
-  });
-}
-template <HostSlots kSlots>
-void run_host_staged(Lane& lane, const Channel& channel, const Request& request, Mapping) {
-  on_few<PackElements<Pack>, Pack>(lane, channel, request, [&]<class Element, int kWorld>(auto& machine) {
-    host_staged<kSlots, Element, kWorld>(machine, channel, request);
-  });
-}
-template <Pull kPull>
-void run_pull(Lane& lane, const Channel& channel, const Request& request, Mapping) {
-  on_few<PackElements<Pack>, Pack>(lane, channel, request, [&]<class Element, int kWorld>(auto& machine) {
-    pull<kPull, Element, kWorld>(machine, channel, request);
-  });
-}
-template <bool kAlwaysOne>
-void run_reduce_scatter(Lane& lane, const Channel& channel, const Request& request, Mapping) {
-  on_few<PackElements<Pack>, Pack>(lane, channel, request, [&]<class Element, int kWorld>(auto& machine) {
-    reduce_scatter<kAlwaysOne, Element, kWorld>(machine, channel, request);
-  });
-}
-template <bool kAlwaysOne>
-void run_all_gather(Lane& lane, const Channel& channel, const Request& request, Mapping) {
-  on_few<PackElements<Pack>, Pack>(lane, channel, request, [&]<class Element, int kWorld>(auto& machine) {
-    all_gather<kAlwaysOne, Element, kWorld>(machine, channel, request);
-  });
-}
-
-Word no_link(const Channel&, const Request&, Word, Word) { return 0; }
-Word owned_packs(Word world, Word rank, Word packs) {
-  const Range shard = pack_shard(world, rank, packs);
-  return shard.end - shard.first;
-}
-template <bool kAlwaysOne>
-Word reduce_scatter_link(const Channel& channel, const Request& request, Word, Word reader) {
-  return at_least(kAlwaysOne, owned_packs(channel.world, reader, request.units()));
-}
-template <bool kAlwaysOne>
-Word all_gather_link(const Channel& channel, const Request& request, Word, Word) {
-  return at_least(kAlwaysOne, owned_packs(channel.world, channel.rank, request.units()));
-}
-
-using Run = void (*)(Lane&, const Channel&, const Request&, Mapping);
-using Link = Word (*)(const Channel&, const Request&, Word, Word);
-Entry model(const char* name, Collective collective, Run run, Link link) {
-  return {name, Algorithm::kOneShot, collective, few, run, link, nullptr, true};
-}
-
-template <HostSlots kSlots>
-const Entry* host_staged_model() {
-  static const Entry entry = model("host_staged", Collective::kAllReduce, run_host_staged<kSlots>, no_link);
-  return &entry;
-}
-template <Pull kPull>
-const Entry* pull_model() {
-  static const Entry entry = model("pull", Collective::kAllReduce, run_pull<kPull>, no_link);
-  return &entry;
-}
-template <bool kAlwaysOne>
-const Entry* reduce_scatter_model() {
-  static const Entry entry = model("reduce_scatter", Collective::kReduceScatter, run_reduce_scatter<kAlwaysOne>,
-                                   reduce_scatter_link<kAlwaysOne>);
-  return &entry;
-}
-template <bool kAlwaysOne>
-const Entry* all_gather_model() {
-  static const Entry entry =
-      model("all_gather", Collective::kAllGather, run_all_gather<kAlwaysOne>, all_gather_link<kAlwaysOne>);
-  return &entry;
-}
-
-// An algorithm of the package with another unit or other elements.
-template <class Elements, class Unit>
-const Entry* odd_one_shot() {
-  static const Entry entry = [] {
-    Entry odd = *find_algorithm("one_shot");
-    odd.serves = few;
-    odd.run = odd_one_shot_run<Elements, Unit>;
-    return odd;
-  }();
-  return &entry;
-}
-template <class Elements, class Unit>
-const Entry* odd_two_shot() {
-  static const Entry entry = [] {
-    Entry odd = *find_algorithm("two_shot");
-    odd.serves = few;
-    odd.run = odd_two_shot_run<Elements, Unit>;
-    return odd;
-  }();
-  return &entry;
 }
 
 // Failures are another matter: a fault that shows without them is shown without them.
@@ -156,14 +38,7 @@ void packs_only(Scenario& scenario) {
 }
 void any_trouble(Scenario&) {}
 
-constexpr HostSlots kRightSlots{4, 2, true};
-constexpr Pull kRightPull{2, false};
-
 std::vector<PlantedFault> faults_of_the_package() {
-  const Entry* raw = odd_one_shot<PackElements<RawPack>, RawPack>();
-  const Entry* one_word = odd_one_shot<PackElements<OneWordPack>, OneWordPack>();
-  const Entry* negative = odd_two_shot<NegativeZeroElements<Pack>, Pack>();
-  const Entry* raw_sums = odd_two_shot<NegativeZeroElements<RawPack>, RawPack>();
   const Entry* one_shot_alone = find_algorithm("one_shot");
   return {
       {"two_phases", "own memory with two phases", lane<TwoPhases>, {}, untroubled},
@@ -180,14 +55,14 @@ std::vector<PlantedFault> faults_of_the_package() {
        untroubled},
       {"frozen_epoch", "the host passes the epoch, and a graph freezes it", lane<FrozenEpoch>, {}, untroubled},
       {"own_line_only", "per-block epochs under a changing grid", lane<OwnLineOnly>, {}, untroubled},
-      {"one_word_ready", "readiness tested on one word of four", right_lane, {one_word}, packs_only},
-      {"raw_input", "EMPTY is not rewritten in the first stage", right_lane, {raw}, packs_only},
+      {"one_word_ready", "readiness tested on one word of four", right_lane, {one_word_one_shot()}, packs_only},
+      {"raw_input", "EMPTY is not rewritten in the first stage", right_lane, {raw_one_shot()}, packs_only},
       {"raw_sums",
        "EMPTY is not rewritten in the second stage",
        lane<RewritesInputOnly>,
-       {raw_sums},
+       {raw_sums_two_shot()},
        packs_only,
-       negative},
+       negative_zero_two_shot()},
       {"epoch_before_wait", "the epoch is read before the dependency wait", lane<EpochBeforeWait>, {}, untroubled},
       {"send_before_wait", "data is sent before the dependency wait", lane<SendsBeforeWait>, {}, untroubled},
       {"idle_leaves_early",
@@ -208,33 +83,35 @@ std::vector<PlantedFault> faults_of_the_package() {
 }
 
 std::vector<PlantedFault> faults_of_models() {
-  const Entry* slots = host_staged_model<kRightSlots>();
-  const Entry* three = host_staged_model<HostSlots{3, 1, true}>();
-  const Entry* four = host_staged_model<HostSlots{4, 1, true}>();
-  const Entry* no_fence = host_staged_model<HostSlots{4, 2, false}>();
-  const Entry* staging = pull_model<kRightPull>();
-  const Entry* one_copy = pull_model<Pull{1, false}>();
-  const Entry* equal = pull_model<Pull{2, true}>();
-  const Entry* scatter = reduce_scatter_model<true>();
-  const Entry* gather = all_gather_model<true>();
+  static const Entry slots = host_staged_model({4, 2, true});
+  static const Entry slots_3 = host_staged_model({3, 1, true});
+  static const Entry slots_4 = host_staged_model({4, 1, true});
+  static const Entry no_fence = host_staged_model({4, 2, false});
+  static const Entry staging = pull_model({2, false});
+  static const Entry one_copy = pull_model({1, false});
+  static const Entry equal = pull_model({2, true});
+  static const Entry scatter = reduce_scatter_model(true);
+  static const Entry sparse_scatter = reduce_scatter_model(false);
+  static const Entry gather = all_gather_model(true);
+  static const Entry sparse_gather = all_gather_model(false);
   return {
-      {"host_rearm_3", "host slots: three phases, k - 1 re-armed", right_lane, {three}, untroubled, slots},
-      {"host_rearm_4", "host slots: four phases, k - 1 re-armed", right_lane, {four}, untroubled, slots},
-      {"host_no_fence", "host slots: re-armed without a fence", right_lane, {no_fence}, untroubled, slots},
-      {"pull_one_copy", "pull: one staging copy", right_lane, {one_copy}, untroubled, staging},
-      {"pull_equal", "pull: flag == epoch", right_lane, {equal}, untroubled, staging},
+      {"host_rearm_3", "host slots: three phases, k - 1 re-armed", right_lane, {&slots_3}, untroubled, &slots},
+      {"host_rearm_4", "host slots: four phases, k - 1 re-armed", right_lane, {&slots_4}, untroubled, &slots},
+      {"host_no_fence", "host slots: re-armed without a fence", right_lane, {&no_fence}, untroubled, &slots},
+      {"pull_one_copy", "pull: one staging copy", right_lane, {&one_copy}, untroubled, &staging},
+      {"pull_equal", "pull: flag == epoch", right_lane, {&equal}, untroubled, &staging},
       {"empty_shard_rs",
        "reduce-scatter alone: an empty shard sends nothing",
        right_lane,
-       {reduce_scatter_model<false>()},
+       {&sparse_scatter},
        untroubled,
-       scatter},
+       &scatter},
       {"empty_shard_ag",
        "all-gather alone: an empty shard sends nothing",
        right_lane,
-       {all_gather_model<false>()},
+       {&sparse_gather},
        untroubled,
-       gather},
+       &gather},
   };
 }
 

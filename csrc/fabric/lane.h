@@ -31,7 +31,7 @@ class Lane : public Task {
   virtual void fence();
   PeerWait waited(Word peer);
   void set_waited(Word peer, const PeerWait& waited);
-  virtual void tell(Word* verdict, Word value) { store(verdict, value); }
+  void tell(Word* verdict, Word value) { store(verdict, value); }
   virtual WaitVerdict keep_waiting(Wait& wait, const Call& call);
   virtual void fault(const Fault& fault, const Call& call);
 
@@ -45,6 +45,7 @@ class Lane : public Task {
   // For the models: what they keep beside the mailboxes, and what a real one would have recorded.
   bool meet(bool failed = false);  // the block's barrier; true when a lane came to it having failed
   void stage(Pack* own, const Pack& value) { store_pack(own, value); }
+  Word* verdict() const;  // of the greetings, in memory of its host
   Pack* shared() const;
   Word* flag(Word at, Word source) const;
   Word largest_payload() const;
@@ -73,8 +74,11 @@ class Lane : public Task {
   Word data_threads_;
   BlockState state_{};
   std::uint64_t waited_ = 0;
+  bool faulted_ = false;
+  Fault fault_{};
 
  private:
+  void publish();
   void access();
   bool store_word(Word word, Word value);
 };

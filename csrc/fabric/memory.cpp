@@ -13,7 +13,7 @@ Memory::Memory(Word world, Word area_packs, Word shared_packs, Watcher& watcher)
     : world_(world), slab_words_(static_cast<Word>(slab_bytes(area_packs) / sizeof(Word))), watcher_(watcher) {
   const Word alignment = kAlignment / sizeof(Word);
   slab_words_ = (slab_words_ + alignment - 1) / alignment * alignment;
-  rank_words_ = slab_words_ + sizeof(FaultRecord) / sizeof(Word);
+  rank_words_ = slab_words_ + sizeof(FaultRecord) / sizeof(Word) + kMaxWorld * kGreetingPacks;
   size_ = std::size_t{world} * rank_words_ + shared_packs * 4;
   storage_.assign(size_ + alignment, 0);
   const auto address = reinterpret_cast<std::uintptr_t>(storage_.data());

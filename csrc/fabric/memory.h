@@ -32,14 +32,16 @@ class Memory {
   Memory(Word world, Word area_packs, Word shared_packs, Watcher& watcher);
 
   char* slab(Word rank) { return reinterpret_cast<char*>(&words_[rank * rank_words_]); }
+  // In memory of the rank's host: the fault record, and the verdict of the greetings.
   FaultRecord* record(Word rank) { return reinterpret_cast<FaultRecord*>(&words_[rank * rank_words_ + slab_words_]); }
+  Word* verdict(Word rank) { return reinterpret_cast<Word*>(record(rank) + 1); }
   Pack* shared() { return reinterpret_cast<Pack*>(&words_[world_ * rank_words_]); }  // in host memory, of all ranks
 
   Word packs() const { return static_cast<Word>(size_ / 4); }
   Word index(const void* address) const;
   Word home(Word word) const { return word / rank_words_; }  // `world` and above: the shared part
   Word offset(Word word) const { return word % rank_words_; }
-  Word mailbox_of_slab() const { return kMailboxOffset / sizeof(Word); }
+  bool is_verdict(Word word) const { return offset(word) >= slab_words_ + sizeof(FaultRecord) / sizeof(Word); }
   bool in_slab(Word word) const { return home(word) < world_ && offset(word) < slab_words_; }
   // Complete at a launch boundary. Everything else a rank stores is posted: to a peer, or to host memory.
   bool own(Word rank, Word word) const { return home(word) == rank && in_slab(word); }

@@ -14,26 +14,25 @@ struct HostSlots {
   Word phases;
   Word age;  // call k re-arms what call k - age used
   bool fence;
-  constexpr bool operator==(const HostSlots&) const = default;
 };
 
-template <HostSlots kSlots, class Element, int kWorld, class MachineType>
-void host_staged(MachineType& machine, const Channel& channel, const Request& request) {
+template <class Element, int kWorld, class MachineType>
+void host_staged(MachineType& machine, const Channel& channel, const Request& request, const HostSlots& how) {
   const Call call = machine.begin_call();
   const Waiting about = waiting_for(machine, channel, request, call);
   const Word k = machine.lane().id.call;  // epochs are another fault's subject
   const Word stride = machine.lane().largest_payload();
-  const auto slots = [&](Word of_call) { return machine.lane().shared() + of_call % kSlots.phases * kWorld * stride; };
+  const auto slots = [&](Word of_call) { return machine.lane().shared() + of_call % how.phases * kWorld * stride; };
   const Range mine = machine.share(request.units());
   bool failed = false;
   for (Word i = mine.first; i < mine.end; i += mine.step) {
     machine.put(slots(k) + channel.rank * stride + i, encoded(machine.read(request, i)));
   }
-  if (k >= kSlots.age) {
-    const Word old = k - kSlots.age;
+  if (k >= how.age) {
+    const Word old = k - how.age;
     const Range stale = machine.share(machine.lane().packs_of_call(old));
     for (Word i = stale.first; i < stale.end; i += stale.step) machine.arm(slots(old) + channel.rank * stride + i);
-    if (kSlots.fence) machine.fence();
+    if (how.fence) machine.fence();
   }
   for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
     Pack got[kWorld] = {};
@@ -49,16 +48,15 @@ void host_staged(MachineType& machine, const Channel& channel, const Request& re
 struct Pull {
   Word copies;
   bool equal;  // wait for flag == epoch, and not for flag >= epoch
-  constexpr bool operator==(const Pull&) const = default;
 };
 
-template <Pull kPull, class Element, int kWorld, class MachineType>
-void pull(MachineType& machine, const Channel& channel, const Request& request) {
+template <class Element, int kWorld, class MachineType>
+void pull(MachineType& machine, const Channel& channel, const Request& request, const Pull& how) {
   const Call call = machine.begin_call();
   Lane& lane = machine.lane();
   const Word epoch = lane.id.call + 1;
   const auto staging = [&](Word rank) {
-    return area_of(channel.slab[rank], 0, channel.area_packs) + epoch % kPull.copies * lane.largest_payload();
+    return area_of(channel.slab[rank], 0, channel.area_packs) + epoch % how.copies * lane.largest_payload();
   };
   const auto flag = [&](Word at, Word source) { return lane.flag(at, source); };
   const Range mine = machine.share(request.units());
@@ -76,7 +74,7 @@ void pull(MachineType& machine, const Channel& channel, const Request& request) 
     if (source == channel.rank) continue;
     const auto there = [&] {
       const Word seen = lane.load(flag(channel.rank, source));
-      return kPull.equal ? seen == epoch : static_cast<std::int32_t>(seen - epoch) >= 0;
+      return how.equal ? seen == epoch : static_cast<std::int32_t>(seen - epoch) >= 0;
     };
     while (!there() && !failed) {
       if (machine.keep_waiting(wait, call) != WaitVerdict::kOutOfTime || there()) continue;
@@ -97,17 +95,17 @@ void pull(MachineType& machine, const Channel& channel, const Request& request) 
 
 // Alone, without the other half of a two-shot: what a rank completes no longer depends on all the others, unless every
 // source sends at least one pack to every destination, also for an empty shard.
-constexpr Word at_least(bool one, Word packs) { return one && packs == 0 ? 1 : packs; }
+inline Word at_least(bool one, Word packs) { return one && packs == 0 ? 1 : packs; }
 
-template <bool kAlwaysOne, class Element, int kWorld, class MachineType>
-void reduce_scatter(MachineType& machine, const Channel& channel, const Request& request) {
+template <class Element, int kWorld, class MachineType>
+void reduce_scatter(MachineType& machine, const Channel& channel, const Request& request, bool always_one) {
   const Call call = machine.begin_call();
   const Waiting about = waiting_for(machine, channel, request, call);
   const OneShotLayout layout(kWorld, request.units());
   bool failed = false;
   for (Word owner = 0; owner < kWorld; ++owner) {
     const Range shard = pack_shard(kWorld, owner, request.units());
-    const Range mine = machine.share(at_least(kAlwaysOne, shard.end - shard.first));
+    const Range mine = machine.share(at_least(always_one, shard.end - shard.first));
     for (Word i = mine.first; i < mine.end && owner != channel.rank; i += mine.step) {
       machine.put(area_of(channel.slab[owner], call.phase, channel.area_packs) + layout.slot(channel.rank, owner) + i,
                   shard.first + i < shard.end ? encoded(machine.read(request, shard.first + i)) : Pack{});
@@ -115,7 +113,7 @@ void reduce_scatter(MachineType& machine, const Channel& channel, const Request&
   }
   rearm(machine, channel, call);
   const Range shard = pack_shard(kWorld, channel.rank, request.units());
-  const Range mine = machine.share(at_least(kAlwaysOne, shard.end - shard.first));
+  const Range mine = machine.share(at_least(always_one, shard.end - shard.first));
   for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
     Pack got[kWorld] = {};
     const bool padding = shard.first + i >= shard.end;
@@ -127,13 +125,13 @@ void reduce_scatter(MachineType& machine, const Channel& channel, const Request&
   if (!machine.any_failed(failed)) machine.end_call(call, layout.used());
 }
 
-template <bool kAlwaysOne, class Element, int kWorld, class MachineType>
-void all_gather(MachineType& machine, const Channel& channel, const Request& request) {
+template <class Element, int kWorld, class MachineType>
+void all_gather(MachineType& machine, const Channel& channel, const Request& request, bool always_one) {
   const Call call = machine.begin_call();
   const Waiting about = waiting_for(machine, channel, request, call);
   const OneShotLayout layout(kWorld, request.units());
   const Range own = pack_shard(kWorld, channel.rank, request.units());
-  const Range mine = machine.share(at_least(kAlwaysOne, own.end - own.first));
+  const Range mine = machine.share(at_least(always_one, own.end - own.first));
   bool failed = false;
   for (Word i = mine.first; i < mine.end; i += mine.step) {
     const bool padding = own.first + i >= own.end;
@@ -149,7 +147,7 @@ void all_gather(MachineType& machine, const Channel& channel, const Request& req
   rearm(machine, channel, call);
   for (Word source = 0; source < kWorld; ++source) {
     const Range shard = pack_shard(kWorld, source, request.units());
-    const Range theirs = machine.share(at_least(kAlwaysOne, shard.end - shard.first));
+    const Range theirs = machine.share(at_least(always_one, shard.end - shard.first));
     for (Word i = theirs.first; i < theirs.end && !failed && source != channel.rank; i += theirs.step) {
       Pack got[kWorld] = {};
       const Slots slots{about.area + kLinePacks + i, layout.stride, channel.rank};

@@ -35,7 +35,7 @@ std::string place_of(const Simulation& simulation, Word word, Word call) {
   const Word rank = memory.home(word);
   if (rank >= simulation.scenario().world) return "host memory, word " + std::to_string(word);
   const std::string of = " of rank " + std::to_string(rank);
-  if (!memory.in_slab(word)) return "the fault record" + of;
+  if (!memory.in_slab(word)) return (memory.is_verdict(word) ? "the verdict" : "the fault record") + of;
   const Word byte = memory.offset(word) * sizeof(Word);
   if (byte < kGreetingOffset) return in_control(simulation, word) + of;
   if (byte < kMailboxOffset) return "a greeting" + of;

@@ -81,6 +81,14 @@ void restrict_to_model(Scenario& scenario) {
   if (scenario.trouble != Trouble::kLate) scenario.trouble = Trouble::kNone;
 }
 
+// Once in the life of a channel, before the first call.
+void restrict_to_greeting(Scenario& scenario) {
+  scenario.calls.resize(1);
+  scenario.troubled_call = 0;
+  const bool other = scenario.trouble == Trouble::kOtherDtype || scenario.trouble == Trouble::kOtherSize;
+  if (other) scenario.trouble = Trouble::kClosed;
+}
+
 Mood any_mood(Random& random) {
   static constexpr Word kEvent[] = {0, 4, 16, 48, 96};
   static constexpr Word kDelay[] = {0, 32, 128, 255};
@@ -139,6 +147,7 @@ Scenario draw(std::uint64_t seed, const std::vector<const Entry*>& algorithms) {
   draw_trouble(random, scenario);
   if (scenario.gives_up()) one_deadline(scenario);
   if (algorithms[0]->model) restrict_to_model(scenario);
+  if (algorithms[0]->collective == Collective::kGreeting) restrict_to_greeting(scenario);
   scenario.integers = scenario.trouble != Trouble::kNone || algorithms[0]->model || !random.once_in(4);
   scenario.values = random.next();
   scenario.mood = any_mood(random);

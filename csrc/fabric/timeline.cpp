@@ -52,6 +52,11 @@ std::string ranks(Word mask) {
   return told;
 }
 
+bool has_place(Happened what) {
+  return what == Happened::kPuts || what == Happened::kArms || what == Happened::kStores ||
+         what == Happened::kArrives || what == Happened::kLooks;
+}
+
 std::string deed(const Event& event, const std::string& place) {
   const Word(&value)[4] = event.value;
   switch (event.what) {
@@ -96,26 +101,28 @@ std::string name_of(const LaneId& lane) {
 std::vector<std::string> Timeline::told(const std::function<std::string(Word, Word)>& name) const {
   std::vector<std::string> lines;
   std::map<std::tuple<Word, Word, Word, Word, Word>, std::vector<Word>> seen;
-  std::size_t alike = 0;
-  for (std::size_t i = 0; i < events_.size(); ++i) {
-    const Event& event = events_[i];
+  std::string like_this;  // what the last line was about, where more of the same is only counted
+  std::size_t more = 0;
+  for (const Event& event : events_) {
+    const LaneId& by = event.lane;
     if (event.what == Happened::kLooks) {
-      const LaneId& by = event.lane;
       std::vector<Word> what(event.value, event.value + 4);
       auto& last = seen[{by.rank, by.call, by.block, by.thread, event.word}];
       if (last == what) continue;
       last = what;
     }
-    const bool again = event.what == Happened::kArms && i + 1 < events_.size() &&
-                       events_[i + 1].what == Happened::kArms && events_[i + 1].lane == event.lane && event.note == 0;
-    if (again && ++alike > 1) continue;
-    const bool placed = event.what == Happened::kPuts || event.what == Happened::kArms ||
-                        event.what == Happened::kStores || event.what == Happened::kArrives ||
-                        event.what == Happened::kLooks;
-    const std::string place = placed ? name(event.word, event.lane.call) : "";
-    if (!again && alike > 1) lines.push_back("      ... and " + std::to_string(alike - 1) + " more packs");
-    if (!again) alike = 0;
-    lines.push_back("t=" + std::to_string(event.time) + "  " + name_of(event.lane) + " " + deed(event, place));
+    const std::string place = has_place(event.what) ? name(event.word, by.call) : "";
+    const bool arms = event.what == Happened::kArms;
+    const bool counted = event.note == 0 && (arms || event.what == Happened::kStores);
+    const std::string like = counted ? name_of(by) + (arms ? " arms" : place) : "";
+    if (counted && like == like_this) {
+      ++more;
+      continue;
+    }
+    if (more > 0) lines.push_back("      ... and " + std::to_string(more) + " more");
+    like_this = like;
+    more = 0;
+    lines.push_back("t=" + std::to_string(event.time) + "  " + name_of(by) + " " + deed(event, place));
   }
   return lines;
 }

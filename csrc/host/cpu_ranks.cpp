@@ -50,6 +50,7 @@ std::vector<Word> CpuChannel::exchange(double timeout) {
 }
 
 bool CpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype) {
+  if (own_.data() == nullptr) throw std::runtime_error("the channel is closed");
   const Request request{in, out, bytes, signature_kind(algorithm, dtype), false};
   if (packs_used(algorithm, dtype, channel_.world, bytes) > channel_.area_packs) {
     throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
@@ -72,6 +73,7 @@ const FaultRecord* CpuChannel::fault() const {
 }
 
 std::vector<PeerWait> CpuChannel::waits() const {
+  if (own_.data() == nullptr) return std::vector<PeerWait>(channel_.world);  // a finalizer may have closed it already
   const PeerWait* waited = control_of(own_.data())->waited;
   return {waited, waited + channel_.world};
 }

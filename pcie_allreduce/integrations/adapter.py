@@ -69,6 +69,7 @@ class EngineAllReduce:
         self._faulted = self._closed = False
         self._log_seconds = settings.log_seconds
         self._reported = (0, 0, 0.0)
+        self._counting = threading.Lock()
         self._comm = Communicator(
             group,
             device,
@@ -115,11 +116,13 @@ class EngineAllReduce:
 
     def close(self) -> None:
         """No collective inside; peers that still wait for this rank see that it has closed."""
-        if not self._closed:
+        self._report()
+        with self._counting:  # so that the watcher's thread is not at its counters when they go
+            if self._closed:
+                return
             self.disabled = self._closed = True
-            self._watcher.stop()
-            self._report()
-            self._comm.close()
+        self._watcher.stop()
+        self._comm.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_watcher"):  # construction went through
@@ -152,7 +155,10 @@ class EngineAllReduce:
         if self._comm.rank != 0 or not _capturing.acquire(blocking=False):
             return
         try:
-            told = (self.served_with_replays(), self.declined)
+            with self._counting:
+                if self._closed:
+                    return
+                told = (self.served_with_replays(), self.declined)
         finally:
             _capturing.release()
         if told != self._reported[:2]:

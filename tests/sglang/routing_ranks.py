@@ -26,7 +26,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 NEW = not version("sglang").startswith("0.5.9")
-SMALL, LARGE = (6, 1024), (256, 1024)  # 12 and 512 KiB of bfloat16; the default limit lies between
+SMALL, LARGE = (6, 1024), (256, 1024)  # 12 and 512 KiB of bfloat16; the limit of the test lies between
 SEAM = "init_model_parallel_group"
 
 
@@ -164,12 +164,13 @@ def cuda_routing(rank: int) -> dict[str, Any]:
 def with_variables(case: Callable[[int], Any], **variables: str) -> Callable[[int], Any]:
     @functools.wraps(case)
     def run(rank: int) -> Any:
+        kept = dict(os.environ)
         os.environ.update(variables)
         try:
             return case(rank)
         finally:
-            for name in variables:
-                del os.environ[name]
+            os.environ.clear()
+            os.environ.update(kept)
 
     return run
 

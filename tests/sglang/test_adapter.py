@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
+import signal
 import time
 from typing import Any
 
@@ -160,7 +161,7 @@ def test_the_log_tells_how_many_were_served() -> None:
 
 
 def left_alone(me: Rank) -> tuple[list[str], float]:
-    """Rank 1 is gone; rank 0 calls, and then only waits, as a process does whose graphs replay without it."""
+    """Rank 1 is stopped or gone when rank 0 calls; the watcher then has the same to tell."""
     faults: list[str] = []
     quick = dataclasses.replace(SETTINGS, timeout=1.0, warmup_timeout=1.0)
     adapter = adapter_of(me, settings=quick, on_fault=lambda error: faults.append(str(error)))
@@ -176,14 +177,19 @@ def left_alone(me: Rank) -> tuple[list[str], float]:
     return faults, took
 
 
-def test_a_fault_is_told_once_and_names_the_missing_rank() -> None:
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(signal.SIGSTOP, "rank 1 is missing"), (signal.SIGKILL, "the process of rank 1 has ended")],
+)
+def test_a_fault_is_told_once_and_names_the_rank(number: int, told: str) -> None:
     with start_ranks(2, left_alone) as pool:
         pool.await_told("ready")
-        pool.kill(1)
-        outcome = pool.collect(60.0)[0]
+        pool.kill(1, number)
+        outcome = pool.collect(15.0)[0]
     assert outcome.kind == "returned", outcome.text
     faults, took = outcome.value
-    assert len(faults) == 1 and "rank 1 is missing" in faults[0]
+    assert len(faults) == 1
+    assert told in faults[0]
     assert took < 10.0
 
 

@@ -25,7 +25,7 @@ def test_abort_ends_the_process_and_tells_its_parent() -> None:
     told: list[int] = []
     kept = signal.signal(signal.SIGQUIT, lambda number, frame: told.append(number))
     try:
-        rank = multiprocessing.get_context("spawn").Process(target=end)
+        rank = multiprocessing.get_context("fork").Process(target=end)
         rank.start()
         rank.join(60)
         assert rank.exitcode == 1

@@ -13,6 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.sglang
 
+LIMIT = 256 * 1024  # between the two sizes of routing_ranks.py
 Results = list[dict[str, Any]]  # one a rank, by case
 SERVED_SMALL = {"ours": True, "right": True, "kept": True, "served": 1, "declined": 1}
 LEFT_ALONE = {"ours": False, "right": True, "served": None, "declined": None}
@@ -26,7 +27,7 @@ def results(request: pytest.FixtureRequest, two_layers: str) -> Results:
     script = Path(__file__).with_name("routing_ranks.py")
     done = subprocess.run(
         [sys.executable, str(script), two_layers],
-        env=launch.environment(**variables),
+        env=launch.environment(PCIE_ALLREDUCE_MAX_BYTES=str(LIMIT), **variables),
         capture_output=True,
         text=True,
         timeout=280,
@@ -65,7 +66,7 @@ def test_flags_become_variables_and_installing_twice_is_installing_once(results:
 
 def test_cpu_tensors_are_served_up_to_the_limit(results: Results) -> None:
     lines = case(results, "cpu_tensors", captures=1, others=[None, None], **SERVED_SMALL)
-    assert has(lines, "on for group tp:0", "2 ranks", "transport cpu", "up to 262144 bytes")
+    assert has(lines, "on for group tp:0", "2 ranks", "transport cpu", f"up to {LIMIT} bytes")
 
 
 def test_the_way_of_gpu_tensors_ends_here_up_to_the_limit(results: Results) -> None:
