@@ -161,7 +161,7 @@ class EngineAllReduce:
                 told = (self.served_with_replays(), self.declined)
         finally:
             _capturing.release()
-        if told != self._reported[:2]:
+        if told != self._reported[:2] and told[0] >= self._reported[0]:  # collected with us, the communicator says 0
             self._reported = (*told, time.monotonic())
             logger.info("pcie-allreduce: group %s served %d all-reduces (%d went to the engine)", self.name, *told)
 
