@@ -51,17 +51,19 @@ NATIVE := $(shell find csrc tests -type f \( -name '*.h' -o -name '*.cuh' -o -na
 SOURCES := $(shell find csrc cmake pcie_allreduce -type f ! -name '*.pyc' ! -name '*.so') CMakeLists.txt setup.py pyproject.toml
 SETTINGS := $(PIP) $(foreach name,CUDA_ARCHS CPU_ONLY NO_DEADLINE WERROR,$(PCIE_ALLREDUCE_$(name)):) $(CUDACXX) $(CUDA_HOME)
 
+include tests/sglang/sglang.mk
+
 .PHONY: help bench test lint format types build native pytest fabric clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
-	echo 'Targets: bench test lint format types build native pytest fabric clean'
+	echo 'Targets: bench test lint format types build native pytest test-sglang fabric clean'
 
 bench: build
 	pcie-allreduce bench $(BENCH_ARGS)
 
 # pytest comes last, so that its summary ends the output.
-test: lint types build native
+test: lint types build native test-sglang
 	pcie-allreduce bench $(SHORT_BENCH_ARGS)
 	$(MAKE) --no-print-directory pytest
 
