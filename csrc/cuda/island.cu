@@ -7,7 +7,7 @@ namespace pcie_allreduce::cuda {
 namespace {
 
 template <class Element, int kHalf, bool kRagged>
-__global__ void __launch_bounds__(kMaxThreads + kStewards, 3) run_island(const __grid_constant__ CallParams params) {
+__global__ void __launch_bounds__(kMaxThreads + kStewards, 2) run_island(const __grid_constant__ CallParams params) {
   Machine<Element, kRagged> machine(params.channel, params.request);
   island<Element, kHalf>(machine, params.channel, params.request);
 }

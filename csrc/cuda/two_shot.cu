@@ -7,7 +7,7 @@ namespace pcie_allreduce::cuda {
 namespace {
 
 template <class Element, int kWorld, bool kRagged>
-__global__ void __launch_bounds__(kMaxThreads + kStewards, 3) run_two_shot(const __grid_constant__ CallParams params) {
+__global__ void __launch_bounds__(kMaxThreads + kStewards, 2) run_two_shot(const __grid_constant__ CallParams params) {
   Machine<Element, kRagged> machine(params.channel, params.request);
   two_shot<Element, kWorld>(machine, params.channel, params.request);
 }

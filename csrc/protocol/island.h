@@ -4,7 +4,7 @@
 // rounding at the end.
 #pragma once
 
-#include "protocol/take.h"
+#include "protocol/shards.h"
 
 namespace pcie_allreduce {
 
@@ -31,29 +31,30 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
   const Word units = request.units<Unit>();
   const Word shard = layout.shard / kUnitPacks;
   const Range mine = machine.share(shard);
+  Word owner[kHalf - 1];
+  PAR_UNROLL
+  for (Word hop = 0; hop < kHalf - 1; ++hop) owner[hop] = after(place, hop + 1, kHalf);
+  Unit ahead[kHalf - 1] = {};
+  read_shards(machine, request, owner, shard, mine.first, ahead);
   bool failed = call.failed;
 
   if (!failed) {
     send_signatures(machine, about);
     Pack* mate[kHalf - 1];
-    Word owner[kHalf - 1];
     PAR_UNROLL
     for (Word hop = 0; hop < kHalf - 1; ++hop) {
-      owner[hop] = place + hop + 1 < kHalf ? place + hop + 1 : place + hop + 1 - kHalf;
       mate[hop] = area_of(channel.slab[channel.islands.mates[owner[hop]]], call.phase, channel.area_packs);
     }
     Pack* partner = area_of(channel.slab[channel.islands.partner], call.phase, channel.area_packs) + layout.cross();
     for (Word i = mine.first; i < mine.end; i += mine.step) {
+      if (i != mine.first) read_shards(machine, request, owner, shard, i, ahead);
       PAR_UNROLL
       for (Word hop = 0; hop < kHalf - 1; ++hop) {
-        const Word at = owner[hop] * shard + i;
-        if (at < units) {
-          machine.put(mate[hop] + layout.scatter(place, owner[hop]) + i * kUnitPacks,
-                      encoded(machine.read(request, at)));
+        if (owner[hop] * shard + i < units) {
+          machine.put(mate[hop] + layout.scatter(place, owner[hop]) + i * kUnitPacks, encoded(ahead[hop]));
         }
       }
     }
-    rearm(machine, channel, call);
     failed = !signatures_agree(machine, about);
 
     const Word begin = place * shard;  // of the own shard
@@ -67,10 +68,12 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
       for (int source = 0; source < kHalf; ++source) Element::add(sum, got[source]);
       return true;
     };
+    typename Element::Sum kept;  // of the lane's first unit, which on a GPU mostly is its only one
     for (Word i = mine.first; i < end && !failed; i += mine.step) {
       typename Element::Sum sum;
       failed = !own_partial(i, sum);
       if (failed) break;  // and sends nothing
+      if (i == mine.first) kept = sum;
       Unit partial[kSpread];
       Element::partial(sum, partial);
       PAR_UNROLL
@@ -78,11 +81,17 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
         machine.put(partner + part * layout.shard + i * kUnitPacks, encoded(partial[part]));
       }
     }
+    if (!failed) rearm(machine, channel, call);  // while the partials cross: the longest wait
     for (Word i = mine.first; i < end && !failed; i += mine.step) {
-      // Summed again from the slots, which costs nothing beside the wait for the partner; a lane may own many units.
+      // The others are summed again from the slots, beside the wait for the partner: a lane may own many.
       typename Element::Sum sum;
       Unit theirs[kSpread] = {};
-      failed = !own_partial(i, sum) || !take_partial(machine, about, layout, i, theirs);
+      if (i == mine.first) {
+        sum = kept;
+      } else {
+        failed = !own_partial(i, sum);
+      }
+      failed = failed || !take_partial(machine, about, layout, i, theirs);
       if (failed) break;
       Element::add_partial(sum, theirs);  // of two terms: the order does not matter
       const Unit total = encoded(Element::rounded(sum));

@@ -1,7 +1,7 @@
 // One rank's slab, the only memory that others write for it. Everything in it is addressed by arithmetic that all ranks
 // share, so this file is the contract between them; kLayoutVersion changes whenever a byte of it moves.
 //
-//   byte 0                4096             8192                   + 16 * area_packs      + 32 * area_packs
+//   byte 0                8192             12288                  + 16 * area_packs      + 32 * area_packs
 //   +---------------------+----------------+----------------------+----------------------+----------------------+
 //   | control             | greeting       | mailbox, phase 0     | phase 1              | phase 2              |
 //   +---------------------+----------------+----------------------+----------------------+----------------------+
@@ -19,10 +19,10 @@
 
 namespace pcie_allreduce {
 
-constexpr Word kLayoutVersion = 1;
+constexpr Word kLayoutVersion = 2;
 constexpr int kMaxWorld = 8;
 constexpr int kPhases = 3;
-constexpr Word kMaxBlocks = 96;
+constexpr Word kMaxBlocks = 128;
 constexpr Word kLinePacks = 8;  // a 128-byte line: what a warp store should fill, and where slots begin
 
 // What one block keeps from call to call. Read and written by its own block alone; a launch with fewer blocks has its
@@ -57,14 +57,14 @@ struct alignas(128) Control {
   Word elected;  // atomic in the rank's own memory: the first block to fail writes the record
   PeerWait waited[kMaxWorld];
 };
-static_assert(sizeof(Control) <= 4096, "control fits its page");
+static_assert(sizeof(Control) <= 8192, "control fits its pages");
 static_assert(offsetof(Control, abort) % 32 == 0, "the abort words are one sector, two vector loads");
 static_assert((offsetof(Control, elected) & ~127u) != (offsetof(Control, abort) & ~127u),
               "an atomic does not share a line with words that peers write");
 
-constexpr std::size_t kGreetingOffset = 4096;
+constexpr std::size_t kGreetingOffset = 8192;
 constexpr Word kGreetingPacks = 8;  // per source
-constexpr std::size_t kMailboxOffset = 8192;
+constexpr std::size_t kMailboxOffset = 12288;
 static_assert(kGreetingOffset + kMaxWorld * kGreetingPacks * sizeof(Pack) <= kMailboxOffset, "greetings fit");
 
 constexpr std::size_t slab_bytes(Word area_packs) {
@@ -76,6 +76,10 @@ PAR_INLINE constexpr Word whole_lines(Word packs) { return (packs + kLinePacks -
 // Where rank `source` stands among the world - 1 sources of rank `reader`: nobody sends to itself.
 PAR_INLINE constexpr Word source_index(Word source, Word reader) { return source < reader ? source : source - 1; }
 PAR_INLINE constexpr Word source_of(Word index, Word reader) { return index < reader ? index : index + 1; }
+// The hop-th after `first` in a ring: everybody sends to another first.
+PAR_INLINE constexpr Word after(Word first, Word hop, Word ring) {
+  return first + hop < ring ? first + hop : first + hop - ring;
+}
 
 // A call's packs inside its phase when everyone sends everything to everyone.
 struct OneShotLayout {

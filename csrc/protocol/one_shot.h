@@ -17,6 +17,8 @@ PAR_INLINE void one_shot(Machine& machine, const Channel& channel, const Request
   const Word rank = channel.rank;
   const OneShotLayout layout(kWorld, request.units());
   const Range mine = machine.share(request.units<Unit>());
+  Unit ahead = {};  // asked for beside the state of the call and beside the stores, not behind them
+  if (mine.first < mine.end) ahead = machine.read(request, mine.first);
   bool failed = call.failed;
 
   if (!failed) {
@@ -24,11 +26,12 @@ PAR_INLINE void one_shot(Machine& machine, const Channel& channel, const Request
     Pack* to[kWorld - 1];
     PAR_UNROLL
     for (Word hop = 1; hop < kWorld; ++hop) {  // rank r sends to r + 1 first: nobody is everybody's first destination
-      const Word reader = rank + hop < kWorld ? rank + hop : rank + hop - kWorld;
+      const Word reader = after(rank, hop, kWorld);
       to[hop - 1] = area_of(channel.slab[reader], call.phase, channel.area_packs) + layout.slot(rank, reader);
     }
     for (Word i = mine.first; i < mine.end; i += mine.step) {
-      const Unit unit = encoded(machine.read(request, i));
+      const Unit unit = encoded(ahead);
+      if (i + mine.step < mine.end) ahead = machine.read(request, i + mine.step);
       PAR_UNROLL
       for (Word hop = 1; hop < kWorld; ++hop) machine.put(to[hop - 1] + i * kUnitPacks, unit);
     }

@@ -175,7 +175,7 @@ PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about) {
 }
 
 // Invariant 4: exactly what the call before this one used, whose words were all taken before this call began. Done in
-// the shadow of the wait: behind the sends, before the first look.
+// the shadow of the longest wait: behind the sends, before a look.
 template <class Machine>
 PAR_INLINE void rearm(Machine& machine, const Channel& channel, const Call& call) {
   constexpr Word kUnitPacks = sizeof(typename Machine::Unit) / sizeof(Pack);

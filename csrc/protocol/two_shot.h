@@ -2,7 +2,7 @@
 // Each rank sends 2 (world - 1) / world times the payload, where one-shot sends world - 1 times.
 #pragma once
 
-#include "protocol/take.h"
+#include "protocol/shards.h"
 
 namespace pcie_allreduce {
 
@@ -18,24 +18,26 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
   const Word units = request.units<Unit>();
   const Word shard = layout.shard / kUnitPacks;
   const Range mine = machine.share(shard);  // a lane has the same place in every shard
+  Word owner[kWorld - 1];                   // hop h: rank + 1 + h, so that nobody is everybody's first destination
+  PAR_UNROLL
+  for (Word hop = 0; hop < kWorld - 1; ++hop) owner[hop] = after(rank, hop + 1, kWorld);
+  Unit ahead[kWorld - 1] = {};
+  read_shards(machine, request, owner, shard, mine.first, ahead);  // beside the state of the call, not behind it
   bool failed = call.failed;
 
   if (!failed) {
     send_signatures(machine, about);
-    Pack* peer[kWorld - 1];  // hop h: rank + 1 + h, so that nobody is everybody's first destination
-    Word owner[kWorld - 1];
+    Pack* peer[kWorld - 1];
     PAR_UNROLL
     for (Word hop = 0; hop < kWorld - 1; ++hop) {
-      owner[hop] = rank + hop + 1 < kWorld ? rank + hop + 1 : rank + hop + 1 - kWorld;
       peer[hop] = area_of(channel.slab[owner[hop]], call.phase, channel.area_packs);
     }
     for (Word i = mine.first; i < mine.end; i += mine.step) {
+      if (i != mine.first) read_shards(machine, request, owner, shard, i, ahead);
       PAR_UNROLL
       for (Word hop = 0; hop < kWorld - 1; ++hop) {
-        const Word at = owner[hop] * shard + i;
-        if (at < units) {
-          machine.put(peer[hop] + layout.scatter(rank, owner[hop]) + i * kUnitPacks,
-                      encoded(machine.read(request, at)));
+        if (owner[hop] * shard + i < units) {
+          machine.put(peer[hop] + layout.scatter(rank, owner[hop]) + i * kUnitPacks, encoded(ahead[hop]));
         }
       }
     }

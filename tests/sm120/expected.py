@@ -41,13 +41,14 @@ class Steps:
 
 
 def one_shot(world: int, _: int) -> Steps:
-    # Read once to be sent and once to be summed: a lane may have more packs than it has registers for.
-    return Steps(sends=world - 1, looks=world, stages=1, alone=0, reads=2, writes=1 + 1)
+    # Read to be sent, the first before the call's state is known and each of the others one ahead, and read once more to
+    # be summed: a lane may have more packs than it has registers for.
+    return Steps(sends=world - 1, looks=world, stages=1, alone=0, reads=2 + 1, writes=1 + 1)
 
 
 def two_shot(world: int, _: int) -> Steps:
     shards = world - 1  # of others: sent to them, and their sums received
-    return Steps(sends=2 * shards, looks=2 * world, stages=2, alone=0, reads=shards + 1, writes=1 + world + 1)
+    return Steps(sends=2 * shards, looks=2 * world, stages=2, alone=0, reads=2 * shards + 1, writes=1 + world + 1)
 
 
 def island(world: int, element_bytes: int) -> Steps:
@@ -59,7 +60,7 @@ def island(world: int, element_bytes: int) -> Steps:
         looks=looks,
         stages=4,
         alone=int(spread == 1),
-        reads=half - 1 + 2,
+        reads=2 * (half - 1) + 2,
         writes=1 + half + 1,
     )
 
