@@ -136,7 +136,11 @@ $(ENVIRONMENT): pyproject.toml
 # On Linux the torch of pip's default index brings 3 GB of CUDA libraries, which only a machine with a GPU can use.
 define install_torch
 if [ '$(DRIVER)' = 1 ]; then $(PIP) install '$(TORCH)'
-else $(PIP) install '$(TORCH)+cpu' 2>/dev/null || $(PIP) install --index-url '$(TORCH_INDEX)' '$(TORCH)+cpu' || $(PIP) install '$(TORCH)'
+else $(call install_cpu_torch,$(PIP)) || $(PIP) install '$(TORCH)'
 fi
+endef
+
+define install_cpu_torch
+$(1) install '$(TORCH)+cpu' 2>/dev/null || $(1) install --index-url '$(TORCH_INDEX)' '$(TORCH)+cpu'
 endef
 endif

@@ -1,19 +1,19 @@
 """What an engine's adapter costs on top of the all-reduce itself, in microseconds of host time a call.
 
-    python benchmarks/adapter_overhead.py                       # 2 CPU ranks
-    python benchmarks/adapter_overhead.py --device cuda --ranks 8
+    python benchmarks/adapter_overhead.py --json benchmarks/results/adapter/NAME.json
+    python benchmarks/adapter_overhead.py --device cpu --ranks 2
 
 Eager mode only: the replay of a CUDA graph passes no Python, so there the adapter costs nothing. Blocks of calls of the
 bare `Communicator.all_reduce` and of the adapter (`should_custom_ar`, then `custom_all_reduce`, as an engine asks) take
-turns, so that drift of the machine meets both; a block's time is the largest over the ranks. `python` is the adapter
-around a call that does nothing: the share that waiting for peers cannot hide.
+turns, so that drift of the machine meets both; a block's time is the largest over the ranks, and the median over the
+blocks is told. `above_us` is the median difference of two neighbouring blocks; part of it may hide behind the wait for
+peers. `python_us` is the same with a communicator that does nothing: the share that no wait can hide.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import socket
 import statistics
 import time
@@ -25,10 +25,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
+from pcie_allreduce.bench import environment
+from pcie_allreduce.bench.settings import Machine, Request, Settings, settle
 from pcie_allreduce.integrations.adapter import EngineAllReduce
-from pcie_allreduce.integrations.settings import Settings
+from pcie_allreduce.integrations.settings import Settings as EngineSettings
 
 Call = Callable[[torch.Tensor], torch.Tensor]
+COLUMNS = ("bytes", "bare_us", "adapter_us", "above_us", "python_us")
 
 
 def ask(adapter: EngineAllReduce) -> Call:
@@ -54,79 +57,88 @@ def block(call: Call, x: torch.Tensor, calls: int) -> float:
     return float(host)
 
 
-def measure(adapter: EngineAllReduce, x: torch.Tensor, calls: int, blocks: int) -> dict[str, float]:
-    bare, asked = adapter.communicator.all_reduce, ask(adapter)
-    for call in (bare, asked):
-        block(call, x, calls)  # warm-up
-    pairs = [(block(bare, x, calls), block(asked, x, calls)) for _ in range(blocks)]
+def in_turn(first: Call, second: Call, x: torch.Tensor, options: argparse.Namespace) -> list[tuple[float, float]]:
+    for call in (first, second):
+        block(call, x, options.calls)  # warm-up
+    return [(block(first, x, options.calls), block(second, x, options.calls)) for _ in range(options.blocks)]
+
+
+def measure(adapter: EngineAllReduce, x: torch.Tensor, options: argparse.Namespace) -> dict[str, float]:
+    comm = adapter.communicator
+    served = in_turn(comm.all_reduce, ask(adapter), x, options)
+    kept = comm.all_reduce
+    comm.all_reduce = lambda x, *, out=None: x  # type: ignore[method-assign]
+    idle = in_turn(comm.all_reduce, ask(adapter), x, options)
+    comm.all_reduce = kept  # type: ignore[method-assign]
     return {
-        "bare_us": statistics.median(pair[0] for pair in pairs),
-        "adapter_us": statistics.median(pair[1] for pair in pairs),
-        "difference_us": statistics.median(pair[1] - pair[0] for pair in pairs),
-        "python_us": python_share(adapter, x, calls, blocks),
+        "bytes": x.nbytes,
+        "bare_us": statistics.median(bare for bare, _ in served),
+        "adapter_us": statistics.median(asked for _, asked in served),
+        "above_us": statistics.median(asked - bare for bare, asked in served),
+        "python_us": statistics.median(asked - bare for bare, asked in idle),
     }
 
 
-def python_share(adapter: EngineAllReduce, x: torch.Tensor, calls: int, blocks: int) -> float:
-    kept = adapter.communicator.all_reduce
-    adapter.communicator.all_reduce = lambda x, *, out=None: x  # type: ignore[method-assign]
-    nothing, asked = adapter.communicator.all_reduce, ask(adapter)
-    pairs = [(block(nothing, x, calls), block(asked, x, calls)) for _ in range(blocks)]
-    adapter.communicator.all_reduce = kept  # type: ignore[method-assign]
-    return statistics.median(pair[1] - pair[0] for pair in pairs)
-
-
-def run_rank(rank: int, port: int, options: argparse.Namespace) -> None:
+def run_rank(rank: int, port: int, options: argparse.Namespace, settings: Settings, here: Machine) -> None:
     torch.set_num_threads(1)
     device = torch.device("cpu")
-    if options.device == "cuda":
-        device = torch.device("cuda", rank % torch.cuda.device_count())
+    if settings.gpus:
+        device = torch.device("cuda", rank % settings.gpus)
         torch.cuda.set_device(device)
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=options.ranks)
-    settings = Settings(enabled=True, max_bytes=max(options.bytes))
-    adapter = EngineAllReduce(dist.group.WORLD, device, name="tp:0", settings=settings, on_fault=print)
-    results = {}
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=settings.ranks)
+    limits = EngineSettings(enabled=True, max_bytes=max(settings.sizes))
+    adapter = EngineAllReduce(dist.group.WORLD, device, name="tp:0", settings=limits, on_fault=print)
+    rows = []
     with torch.inference_mode():
-        for nbytes in options.bytes:
-            x = torch.ones(nbytes // 2, dtype=torch.bfloat16, device=device)
-            results[nbytes] = measure(adapter, x, options.calls, options.blocks)
+        for nbytes in settings.sizes:
+            rows.append(measure(adapter, torch.ones(nbytes // 2, dtype=torch.bfloat16, device=device), options))
     dist.barrier()
     adapter.close()
     if rank == 0:
-        report(options, device, results)
+        report(options, stamp(options, settings, here), rows)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def report(options: argparse.Namespace, device: torch.device, results: dict[int, dict[str, float]]) -> None:
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    print(f"{options.ranks} {device.type} ranks ({where}), {options.blocks} blocks of {options.calls} calls, medians")
-    print(f"{'bytes':>9} {'bare us':>9} {'adapter us':>11} {'difference us':>14} {'python us':>10}")
-    for nbytes, times in results.items():
-        print(
-            f"{nbytes:>9} {times['bare_us']:>9.2f} {times['adapter_us']:>11.2f} {times['difference_us']:>14.2f} "
-            f"{times['python_us']:>10.2f}"
-        )
+def stamp(options: argparse.Namespace, settings: Settings, here: Machine) -> dict[str, Any]:
+    told = environment.stamp(settings, here)
+    environment.add_rank_facts(told, environment.rank_facts(settings.gpus))
+    told["settings"]["repeats"], told["settings"]["calls"] = options.blocks, options.calls
+    told["method"] = (__doc__ or "").rpartition("\n\n")[2].strip()
+    return told
+
+
+def report(options: argparse.Namespace, told: dict[str, Any], rows: list[dict[str, float]]) -> None:
+    print(f"{told['label']}; {told['cpu']['model']}; eager, {options.blocks} blocks of {options.calls} calls, medians")
+    print("".join(f"{name:>12}" for name in COLUMNS))
+    for row in rows:
+        print(f"{row['bytes']:>12}" + "".join(f"{row[name]:>12.2f}" for name in COLUMNS[1:]))
     if options.json:
-        told: dict[str, Any] = {"device": device.type, "machine": where, "ranks": options.ranks, "results": results}
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({"environment": told, "rows": rows}, indent=1) + "\n")
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Host time of the engine adapter on top of the bare all-reduce.")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--bytes", type=int, nargs="+", default=[14336, 57344])
+    parser.add_argument("--ranks", type=int, help="default: one a GPU, 2 CPU ranks")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[14336, 57344], help="bytes")
     parser.add_argument("--calls", type=int, default=500, help="calls a block")
     parser.add_argument("--blocks", type=int, default=15, help="blocks of each kind")
     parser.add_argument("--json", type=Path, help="write the numbers to this file, too")
     return parser.parse_args()
 
 
-if __name__ == "__main__":
-    chosen = arguments()
+def main() -> None:
+    options = arguments()
+    here = environment.machine()
+    request = Request(options.ranks, tuple(options.sizes), backends=("pcie_allreduce",), device=options.device)
+    settings = settle(request, here)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        free = probe.getsockname()[1]
-    torch.multiprocessing.spawn(run_rank, args=(free, chosen), nprocs=chosen.ranks)
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(run_rank, args=(port, options, settings, here), nprocs=settings.ranks)
+
+
+if __name__ == "__main__":
+    main()

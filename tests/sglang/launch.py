@@ -94,10 +94,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(launcher: str, model: str, log: Path, *arguments: str, **variables: str) -> Iterator[Server]:
-    """A server at tensor parallel size 2 on the CPU, by a module or a script; gone afterwards, with all its ranks."""
+def server(how: tuple[str, ...], model: str, log: Path, *arguments: str, **variables: str) -> Iterator[Server]:
+    """A server at tensor parallel size 2 on the CPU, by what Python runs first; gone afterwards, with all its ranks."""
     port = _free_port()
-    how = [launcher] if launcher.endswith(".py") else ["-m", launcher]
     command = [sys.executable, *how, "--model-path", model, *CPU_ARGUMENTS, "--port", str(port), *arguments]
     with log.open("wb") as file:
         process = subprocess.Popen(

@@ -31,7 +31,7 @@ $(SGLANG_VENV)/installed: $(SOURCES) $(SGLANG_VENV)/ready
 
 $(SGLANG_VENV)/ready: tests/sglang/requirements.txt | $(ENVIRONMENT)
 	$(PYTHON) -m venv --clear $(SGLANG_VENV)
-	$(SGLANG_PIP) install '$(TORCH)+cpu' 2>/dev/null || $(SGLANG_PIP) install --index-url '$(TORCH_INDEX)' '$(TORCH)+cpu'
+	$(call install_cpu_torch,$(SGLANG_PIP))
 	$(SGLANG_PIP) install -r $< $(call needs,requires) $(call needs,dependencies)
 	$(SGLANG_PIP) install --no-deps sglang==0.5.23
 	touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -13,7 +14,10 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
 LAYERS, PROMPT, NEW_TOKENS = 2, [5, 7, 9, 11], 8
 PER_FORWARD = 2 * LAYERS + 1
-STOCK, OURS = "sglang.launch_server", "pcie_allreduce.integrations.sglang_launch"
+STOCK, OURS = ("-m", "sglang.launch_server"), ("-m", "pcie_allreduce.integrations.sglang_launch")
+SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")
+# Else SGLang takes 5 s for its own diagnostics before it exits, and a minute more while a rank lives.
+AT_ONCE = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0"}
 LIMITS = {"PCIE_ALLREDUCE_TIMEOUT": "15", "PCIE_ALLREDUCE_WARMUP_TIMEOUT": "15", "PCIE_ALLREDUCE_LOG_SECONDS": "0.2"}
 
 
@@ -50,9 +54,7 @@ def test_the_flag_serves_the_same_tokens_and_a_rank_that_stops_is_named(
 ) -> None:
     calls = PER_FORWARD * NEW_TOKENS  # the prompt's forward gives the first token
     stops = {"FAIL_IN_CALL": str(2 * calls + 17), "FAIL_BY": "SIGSTOP"}
-    # Else SGLang takes 5 s for its own diagnostics before it exits, and a minute more while a rank lives.
-    at_once = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0"}
-    variables = {**LIMITS, **stops, **at_once}
+    variables = {**LIMITS, **stops, **AT_ONCE}
     with launch.server(STOCK, two_layers, tmp_path / "log", "--enable-pcie-allreduce", **variables) as server:
         assert server.generate(PROMPT, NEW_TOKENS) == tokens
         assert re.search(r"pcie-allreduce: on for group tp:0: 2 ranks, transport cpu, .* MB of memory", server.log)
@@ -77,8 +79,8 @@ def test_the_old_sglang_serves_them_by_our_launcher_and_a_rank_that_is_killed_is
 
 
 def test_requiring_what_cannot_be_had_fails_the_launch_with_the_reason(two_layers: str, tmp_path: Path) -> None:
-    flags = ("--pcie-allreduce-require",)
-    with launch.server(STOCK, two_layers, tmp_path / "log", *flags, PCIE_ALLREDUCE_MAX_BYTES="1") as server:
+    variables = {"PCIE_ALLREDUCE_MAX_BYTES": "1", **AT_ONCE}
+    with launch.server(SERVE, two_layers, tmp_path / "log", "--pcie-allreduce-require", **variables) as server:
         assert server.await_end(launch.START_LIMIT) != 0
         server.await_log("SetupError: --pcie-allreduce-require: cannot serve group tp:0: .*max_bytes is 1;", 1.0)
 
