@@ -6,8 +6,9 @@
 Eager mode only: the replay of a CUDA graph passes no Python, so there the adapter costs nothing. Blocks of calls of the
 bare `Communicator.all_reduce` and of the adapter (`should_custom_ar`, then `custom_all_reduce`, as an engine asks) take
 turns, so that drift of the machine meets both; a block's time is the largest over the ranks, and the median over the
-blocks is told. `above_us` is the median difference of two neighbouring blocks; part of it may hide behind the wait for
-peers. `python_us` is the same with a communicator that does nothing: the share that no wait can hide.
+blocks is told. `above_us` is the median difference of two neighbouring blocks, of which a part may hide behind the wait
+for peers; `above_us_quartiles` say how far to trust it. `python_us` is that difference around a communicator that does
+nothing: the share that no wait can hide.
 """
 
 from __future__ import annotations
@@ -63,18 +64,20 @@ def in_turn(first: Call, second: Call, x: torch.Tensor, options: argparse.Namesp
     return [(block(first, x, options.calls), block(second, x, options.calls)) for _ in range(options.blocks)]
 
 
-def measure(adapter: EngineAllReduce, x: torch.Tensor, options: argparse.Namespace) -> dict[str, float]:
+def measure(adapter: EngineAllReduce, x: torch.Tensor, options: argparse.Namespace) -> dict[str, Any]:
     comm = adapter.communicator
     served = in_turn(comm.all_reduce, ask(adapter), x, options)
     kept = comm.all_reduce
     comm.all_reduce = lambda x, *, out=None: x  # type: ignore[method-assign]
     idle = in_turn(comm.all_reduce, ask(adapter), x, options)
     comm.all_reduce = kept  # type: ignore[method-assign]
+    above = [asked - bare for bare, asked in served]
     return {
         "bytes": x.nbytes,
         "bare_us": statistics.median(bare for bare, _ in served),
         "adapter_us": statistics.median(asked for _, asked in served),
-        "above_us": statistics.median(asked - bare for bare, asked in served),
+        "above_us": statistics.median(above),
+        "above_us_quartiles": statistics.quantiles(above, n=4)[::2],
         "python_us": statistics.median(asked - bare for bare, asked in idle),
     }
 
@@ -108,7 +111,7 @@ def stamp(options: argparse.Namespace, settings: Settings, here: Machine) -> dic
     return told
 
 
-def report(options: argparse.Namespace, told: dict[str, Any], rows: list[dict[str, float]]) -> None:
+def report(options: argparse.Namespace, told: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     print(f"{told['label']}; {told['cpu']['model']}; eager, {options.blocks} blocks of {options.calls} calls, medians")
     print("".join(f"{name:>12}" for name in COLUMNS))
     for row in rows:
@@ -123,8 +126,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, help="default: one a GPU, 2 CPU ranks")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--sizes", type=int, nargs="+", default=[14336, 57344], help="bytes")
-    parser.add_argument("--calls", type=int, default=500, help="calls a block")
-    parser.add_argument("--blocks", type=int, default=15, help="blocks of each kind")
+    parser.add_argument("--calls", type=int, default=200, help="calls a block")
+    parser.add_argument("--blocks", type=int, default=101, help="blocks of each kind")
     parser.add_argument("--json", type=Path, help="write the numbers to this file, too")
     return parser.parse_args()
 
