@@ -16,6 +16,10 @@ struct Access {
   __device__ __forceinline__ static void store(Word* word, Word value) { ptx::st_relaxed_sys(word, value); }
   __device__ __forceinline__ static bool elect(Word* word) { return atomicExch(word, 1u) == 0; }
   __device__ __forceinline__ static void fence() { ptx::fence_sys(); }
+  __device__ __forceinline__ static void settle() {
+    const std::uint64_t began = ptx::globaltimer_ns();
+    while (ptx::globaltimer_ns() - began < kSettleNs) ptx::nanosleep(1'000'000);
+  }
 };
 
 // kRagged: the caller's memory is not 16-byte aligned or not a whole number of packs, and is accessed by elements.

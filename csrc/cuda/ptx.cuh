@@ -56,6 +56,8 @@ __device__ __forceinline__ std::uint64_t globaltimer_ns() {
 }
 
 // Both are no-ops in a launch without a programmatic dependency, and do not exist before sm_90.
+__device__ __forceinline__ void nanosleep(Word nanoseconds) { asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds)); }
+
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -6,12 +6,6 @@
 #include "protocol/report.h"
 
 namespace pcie_allreduce::fabric {
-namespace {
-
-constexpr std::uint64_t kSettle = 500'000'000;  // more than the grace of any stage
-
-}  // namespace
-
 Lane::Lane(Simulation& simulation, Rank& rank, Grid& grid, Word block, Word thread)
     : simulation_(simulation),
       rank_(rank),
@@ -136,7 +130,7 @@ WaitVerdict Lane::keep_waiting(Wait& wait, const Call& call) {
 }
 
 void Lane::settle() {
-  asleep_until = now() + kSettle;
+  asleep_until = now() + kSettleNs;
   simulation_.scheduler().pause(*this);
 }
 

@@ -85,6 +85,7 @@ void restrict_to_model(Scenario& scenario) {
 void restrict_to_greeting(Scenario& scenario) {
   scenario.calls.resize(1);
   scenario.troubled_call = 0;
+  scenario.settled = 0;
   const bool other = scenario.trouble == Trouble::kOtherDtype || scenario.trouble == Trouble::kOtherSize;
   if (other) scenario.trouble = Trouble::kClosed;
 }

@@ -61,8 +61,11 @@ bool CpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
 
 Fault CpuChannel::look() {
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    if (!peers_[i].creator_gone()) continue;
-    return {Reason::kGone, Stage::kGather, 1u << source_of(static_cast<Word>(i), channel_.rank)};
+    const Word peer = source_of(static_cast<Word>(i), channel_.rank);
+    // Whoever left a word is gone for a reason of its own, maybe after this call: then its data is here, or on its way.
+    const Word& word = control_of(own_.data())->abort[peer];
+    if (std::atomic_ref<const Word>(word).load(std::memory_order_acquire) != 0 || !peers_[i].creator_gone()) continue;
+    return {Reason::kGone, Stage::kGather, 1u << peer};
   }
   if (interrupted_()) return {Reason::kInterrupted, Stage::kGather, 1u << channel_.rank};
   return {};

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <thread>
 #include <type_traits>
 
 #include "host/cpu_lanes.h"
@@ -57,6 +58,7 @@ struct Access {
   static void store(Word* word, Word value) { std::atomic_ref<Word>(*word).store(value, std::memory_order_relaxed); }
   static bool elect(Word* word) { return std::atomic_ref<Word>(*word).exchange(1) == 0; }
   static void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+  static void settle() { std::this_thread::sleep_for(std::chrono::nanoseconds(kSettleNs)); }
 };
 
 using PackWords = Word __attribute__((vector_size(16), may_alias));

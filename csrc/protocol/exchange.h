@@ -29,6 +29,7 @@ PAR_INLINE void exchange_greetings(Machine& machine, const Channel& channel, Wor
     machine.put(greeting_of(channel.slab[peer]) + channel.rank * kGreetingPacks + i % kGreetingPacks,
                 greeting_pattern(channel.rank, peer, i % kGreetingPacks));
   }
+  const std::uint64_t began = machine.clock_ns();
   Wait wait(Algorithm::kNone, Stage::kSignature);
   for (Word i = mine.first; i < mine.end; i += mine.step) {
     const Word source = i / kGreetingPacks;
@@ -38,7 +39,9 @@ PAR_INLINE void exchange_greetings(Machine& machine, const Channel& channel, Wor
     while (!arrived(pack)) {
       const WaitVerdict waited = machine.keep_waiting(wait, call);
       pack = machine.template peek<Pack>(slot);
-      if (waited == WaitVerdict::kOutOfTime) break;
+      // A farewell does not end it: its rank may have greeted before.
+      const bool late = waited == WaitVerdict::kAborted && machine.clock_ns() - began > channel.warmup_timeout_ns;
+      if (late || waited == WaitVerdict::kOutOfTime) break;
     }
     const Pack expected = greeting_pattern(source, channel.rank, i % kGreetingPacks);
     const bool right = same(pack, expected);

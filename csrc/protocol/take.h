@@ -34,38 +34,28 @@ PAR_INLINE Waiting waiting_for(Machine&, const Channel& channel, const Request& 
   return {channel, request, call, mine.pack(), area_of(channel.slab[channel.rank], call.phase, channel.area_packs)};
 }
 
-// Sources of this call that have not even sent their signature.
-template <class Machine>
-PAR_COLD Word never_came(Machine& machine, const Waiting& about) {
-  Word absent = 0;
-  PAR_ROLLED
-  for (Word index = 0; index < about.channel.world - 1; ++index) {
-    if (!arrived(machine.template peek<Pack>(about.area + index))) absent |= 1u << source_of(index, about.channel.rank);
-  }
-  return absent;
-}
-
 // True when the lane must give up on the sources in `missing`. Not on the path of a call whose peers are in time.
 template <class Machine>
 PAR_COLD bool gives_up(Machine& machine, const Waiting& about, WaitVerdict verdict, Stage stage, Word missing) {
-  if (verdict != WaitVerdict::kLook) {
-    // An owner that waits for others sends no sums either: whoever has not come at all is to blame before it.
-    const Word absent = never_came(machine, about);
-    const Reason reason = verdict == WaitVerdict::kAborted ? Reason::kNone : Reason::kTimeout;
-    machine.fault({reason, stage, absent != 0 ? absent : missing}, about.call);
-    return true;
-  }
-  const Word rank = about.channel.rank;
+  Word absent = 0;  // have not even sent their signature of this call
+  Word others = 0;  // make another call
   PAR_ROLLED
   for (Word index = 0; index < about.channel.world - 1; ++index) {
-    const Word suspect = 1u << source_of(index, rank);
-    if ((missing & suspect) == 0) continue;
+    const Word source = 1u << source_of(index, about.channel.rank);
     const Pack theirs = machine.template peek<Pack>(about.area + index);
-    if (!arrived(theirs) || same(theirs, about.signature)) continue;
-    machine.fault({Reason::kMismatch, stage, suspect}, about.call);
-    return true;
+    if (!arrived(theirs)) {
+      absent |= source;
+    } else if (!same(theirs, about.signature)) {
+      others |= source;
+    }
   }
-  return false;
+  if (verdict == WaitVerdict::kLook && others == 0) return false;
+  // An owner that waits for others sends no sums either: whoever has not come at all is to blame before it.
+  const Reason silence = verdict == WaitVerdict::kAborted ? Reason::kNone : Reason::kTimeout;
+  machine.fault(
+      {others != 0 ? Reason::kMismatch : silence, stage, others != 0 ? others : (absent != 0 ? absent : missing)},
+      about.call);
+  return true;
 }
 
 // Between two looks at what is missing. Data wins: a lane that is to give up looks once more, and does so the next

@@ -10,7 +10,7 @@ namespace pcie_allreduce {
 enum class Algorithm : Word { kNone = 0, kOneShot = 1, kTwoShot = 2, kIsland = 3 };
 enum class Stage : Word { kSignature = 0, kGather = 1, kScatter = 2, kCross = 3 };
 enum class Reason : Word {
-  kNone = 0,
+  kNone = 0,         // in an abort word: a peer's word ended the wait; `missing` is whom it was for
   kTimeout = 1,      // `missing` has not sent within the deadline
   kMismatch = 2,     // `missing` made another call: `theirs` is its signature
   kClosed = 3,       // `missing` closed its communicator before this call
@@ -21,16 +21,23 @@ enum class Reason : Word {
 // Calls that may wait warmup_timeout: a rank may compile for minutes before it is in step with the others.
 constexpr Word kWarmupCalls = 1000;
 
-// The abort word that a rank stores into every peer's control page: "from this call on, do not wait for me, and the
-// culprit is ...". One word, so that it cannot be torn. 24 bits of the call are enough to compare and to print.
+// How long a rank that gave up awaits the words of its peers before it says who is to blame: looks at abort words are
+// far less apart, and the grace below and this are less than a second.
+constexpr std::uint64_t kSettleNs = 300'000'000;
+
+// The abort word that a rank stores into every peer's control page: "since this call, do not wait for me; the one that
+// I miss is ...". One word, so that it cannot be torn. 24 bits of the call are enough to compare and to print.
 PAR_INLINE Word abort_word(Reason reason, Word culprit, Word call) {
   return 0x8000'0000u | (static_cast<Word>(reason) << 28) | (culprit << 24) | (call & 0x00FF'FFFFu);
 }
-PAR_INLINE bool aborts(Word word, Word call) {  // wrap-safe: a rank may still complete the calls before it
-  return (word >> 31) != 0 && static_cast<std::int32_t>((call - word) << 8) >= 0;
-}
 PAR_INLINE Word abort_culprit(Word word) { return (word >> 24) & 7u; }
 PAR_INLINE Reason abort_reason(Word word) { return static_cast<Reason>((word >> 28) & 7u); }
+// The calls before may still be completed (wrap-safe) - but who is missed in vain a call ahead sends nothing here
+// either.
+PAR_INLINE bool aborts(Word word, Word call) {
+  return (word >> 31) != 0 &&
+         (abort_reason(word) == Reason::kTimeout || static_cast<std::int32_t>((call - word) << 8) >= 0);
+}
 
 // Everything the ranks must agree on in a call; one pack per (source, destination, call).
 struct Signature {
@@ -63,8 +70,8 @@ struct alignas(128) FaultRecord {
   Word theirs[4];  // kMismatch: that of `missing`, or of the reporter where this rank itself is the odd one
 };
 
-// A later stage waits for peers that wait themselves. It gives up later than they do, so that their word of the true
-// culprit arrives first. One-shot's only stage waits for nobody who waits.
+// A later stage waits for peers that wait themselves. It gives up later than they do, so that of a rank's lanes the one
+// that misses the culprit speaks first. One-shot's only stage waits for nobody who waits.
 PAR_INLINE constexpr std::uint64_t grace_ns(Algorithm algorithm, Stage stage) {
   if (algorithm == Algorithm::kOneShot) return 0;
   return stage == Stage::kGather ? 400'000'000 : (stage == Stage::kCross ? 200'000'000 : 0);

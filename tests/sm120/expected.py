@@ -105,9 +105,9 @@ def beside_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
     """The same for the rest: a lane that has waited for long, and a rank that fails. Every count is of rolled loops."""
     steps = ALGORITHMS[variant.algorithm][0](variant.world, ELEMENT_BYTES[variant.dtype])
     waits = steps.stages + 1  # and that for signatures
-    elected = 1 + SIGNATURE_WORDS  # loads of who writes the record: abort words, and the other's signature
+    elected = 1 + 1 + SIGNATURE_WORDS  # loads of who writes the record: abort words, an accused's, a signature
     return {
-        Access("LDG", 16, "SYS"): (1, 2 * waits),  # whose signature differs; who has sent none
+        Access("LDG", 16, "SYS"): (1, waits),  # whose signature differs, or has not come
         Access("LDG", 4, "SYS"): (1 + elected, waits + elected),  # abort words that a wait looks at
         Access("STG", 4, "SYS"): (1 + RECORD_WORDS, 1 + RECORD_WORDS),  # an abort word a peer, the record
     }
