@@ -63,7 +63,7 @@ bench: build
 	pcie-allreduce bench $(BENCH_ARGS)
 
 # pytest comes last, so that its summary ends the output.
-test: lint types build native test-sglang
+test: lint types build native fabric test-sglang
 	pcie-allreduce bench $(SHORT_BENCH_ARGS)
 	$(MAKE) --no-print-directory pytest
 

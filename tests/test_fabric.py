@@ -1,6 +1,7 @@
 """The fabric is a checker, and a checker that finds nothing proves nothing: here it must find what was planted.
 
-`make fabric` builds the program and runs it over many schedules; these tests are skipped where it has not.
+`make fabric`, a part of `make test`, builds the program and runs it over many schedules; without it these tests are
+skipped.
 """
 
 from __future__ import annotations
