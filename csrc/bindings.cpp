@@ -83,8 +83,8 @@ py::dict build_info() {
 
 PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info);
-  m.def("packs_used", [](Word algorithm, Word dtype, Word world, Word bytes) {
-    return packs_used(static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype), world, bytes);
+  m.def("packs_used", [](Word algorithm, Word dtype, Word world, Word bytes, bool staged) {
+    return packs_used(static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype), world, bytes, staged);
   });
   m.def("slab_bytes", &slab_bytes);
   m.attr("MAX_WORLD") = kMaxWorld;
@@ -93,12 +93,13 @@ PYBIND11_MODULE(_C, m) {
 
   using host::CpuChannel;
   py::class_<CpuChannel>(m, "CpuChannel")
-      .def(py::init([](Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool crowded) {
-             return std::make_unique<CpuChannel>(rank, world, area_packs, timeout, warmup_timeout, crowded,
+      .def(py::init([](Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool staged,
+                       bool crowded) {
+             return std::make_unique<CpuChannel>(rank, world, area_packs, timeout, warmup_timeout, staged, crowded,
                                                  interrupted);
            }),
            py::arg("rank"), py::arg("world"), py::arg("area_packs"), py::arg("timeout"), py::arg("warmup_timeout"),
-           py::arg("crowded"))
+           py::arg("staged"), py::arg("crowded"))
       .def("handle", [](const CpuChannel& channel) { return py::bytes(channel.handle()); })
       .def("open", [](CpuChannel& channel, const std::vector<py::bytes>& handles) { channel.open(strings(handles)); })
       .def("forget_names", &CpuChannel::forget_names)
@@ -122,8 +123,8 @@ PYBIND11_MODULE(_C, m) {
 #if PCIE_ALLREDUCE_WITH_CUDA
   using cuda::GpuChannel;
   py::class_<GpuChannel>(m, "GpuChannel")
-      .def(py::init<int, Word, Word, Word, double, double>(), py::arg("device"), py::arg("rank"), py::arg("world"),
-           py::arg("area_packs"), py::arg("timeout"), py::arg("warmup_timeout"))
+      .def(py::init<int, Word, Word, Word, double, double, bool>(), py::arg("device"), py::arg("rank"),
+           py::arg("world"), py::arg("area_packs"), py::arg("timeout"), py::arg("warmup_timeout"), py::arg("staged"))
       .def("handle", [](const GpuChannel& channel) { return py::bytes(channel.handle()); })
       .def("open", [](GpuChannel& channel, const std::vector<py::bytes>& handles) { channel.open(strings(handles)); })
       .def("forget_names", &GpuChannel::forget_names)

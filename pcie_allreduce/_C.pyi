@@ -6,13 +6,20 @@ MAX_BLOCKS: int
 GREETING_PACKS: int
 
 def build_info() -> dict[str, Any]: ...
-def packs_used(algorithm: int, dtype: int, world: int, nbytes: int, /) -> int: ...
-def slab_bytes(area_packs: int, /) -> int: ...
+def packs_used(algorithm: int, dtype: int, world: int, nbytes: int, staged: bool, /) -> int: ...
+def slab_bytes(area_packs: int, staged: bool, /) -> int: ...
 def copy_packs(to: int, source: int, nbytes: int, stream: int, /) -> None: ...
 
 class CpuChannel:
     def __init__(
-        self, rank: int, world: int, area_packs: int, timeout: float, warmup_timeout: float, crowded: bool
+        self,
+        rank: int,
+        world: int,
+        area_packs: int,
+        timeout: float,
+        warmup_timeout: float,
+        staged: bool,
+        crowded: bool,
     ) -> None: ...
     def handle(self) -> bytes: ...
     def open(self, handles: Sequence[bytes], /) -> None: ...
@@ -26,7 +33,14 @@ class CpuChannel:
 
 class GpuChannel:
     def __init__(
-        self, device: int, rank: int, world: int, area_packs: int, timeout: float, warmup_timeout: float
+        self,
+        device: int,
+        rank: int,
+        world: int,
+        area_packs: int,
+        timeout: float,
+        warmup_timeout: float,
+        staged: bool,
     ) -> None: ...
     def handle(self) -> bytes: ...
     def open(self, handles: Sequence[bytes], /) -> None: ...

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from . import _C, ops
+from . import ops
 from .construction import CLOSE_PATIENCE, Wishes, agree, build, describe, device_of
 from .errors import ClosedError
 from .faults import fault_error
@@ -54,7 +54,8 @@ class Communicator:
         max_bytes: the largest tensor served, in bytes. It sizes the mailbox: see `memory_bytes`.
         timeout: seconds that one call may wait for its peers, after the warm-up.
         warmup_timeout: the same for the first 1,000 calls, or until the first replay of a CUDA graph.
-        transport: "auto", "cpu" or "peer" (GPU memory by P2P).
+        transport: "auto", "cpu", "peer" (GPU memory by P2P) or "host" (host memory, where GPUs cannot write to each
+            other; also "auto" takes it there, and says so). "host" with CPU ranks is for tests without a GPU.
         algorithm: "auto", "one_shot", "two_shot" or "island" (two groups of equally many GPUs, found in the topology or
             named in PCIE_ALLREDUCE_ISLANDS, such as "0-3|4-7").
 
@@ -89,14 +90,12 @@ class Communicator:
         member = rendezvous.stage("checking the arguments", lambda: describe(wishes, self.rank, self.world_size))
         self.device = device_of(member)
         self.max_bytes = member.max_bytes
-        members, self._survey = agree(rendezvous, member)
+        members, survey = agree(rendezvous, member)
         self._algorithm = algorithm
-        self._area_packs = member.area_packs
         self._plans: dict[tuple[int, torch.dtype], Plan | None] = {}
-        self.memory_bytes: int = _C.slab_bytes(member.area_packs)
-        logger.info("rank %d takes %.2f MB on %s for its mailbox", self.rank, self.memory_bytes / 1e6, self.device)
-        self._transport = build(rendezvous, members, self._survey)
+        self._transport, self._survey = build(rendezvous, members, survey)
         self.transport = self._transport.name
+        self.memory_bytes = self._transport.memory_bytes
         self._finalizer = weakref.finalize(self, _let_go, self._transport)
         self._key = ops.register(self)
         self._closed = None
@@ -125,7 +124,7 @@ class Communicator:
                 x.element_size(),
                 self._survey.islands is not None,
                 self._survey.figures,
-                self._area_packs,
+                self._transport.area_packs,
                 self._transport.max_blocks,
                 self._algorithm,
             )

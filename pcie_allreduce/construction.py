@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,7 +13,9 @@ import torch
 from . import _C, nvml, plan, presets, topology
 from .errors import SetupError
 from .rendezvous import Member, Rendezvous, disagreement
-from .transport import CpuTransport, PeerTransport, Transport, check_peer_access
+from .transport import CpuTransport, GpuTransport, Transport, why_no_p2p
+
+logger = logging.getLogger("pcie_allreduce")
 
 DEFAULT_MAX_BYTES = 2 << 20
 GREETING_DEADLINE = 5.0
@@ -37,9 +40,15 @@ class Wishes:
 class Survey:
     """What rank 0 sees of the machine; the same on all ranks, or they would choose different algorithms."""
 
+    snapshot: topology.Snapshot
     islands: topology.Islands | None
     reason: str
     figures: plan.LinkFigures
+
+    def staged(self) -> Survey:
+        """The same machine, its ranks meeting in host memory."""
+        figures = presets.staged_preset_for(self.snapshot).figures
+        return replace(self, islands=None, reason="ranks that meet in host memory have no islands", figures=figures)
 
 
 def describe(wishes: Wishes, rank: int, world_size: int) -> Member:
@@ -58,9 +67,11 @@ def describe(wishes: Wishes, rank: int, world_size: int) -> Member:
         )
     if wishes.algorithm not in ALGORITHMS:
         raise SetupError(f"algorithm {wishes.algorithm!r} is none of {', '.join(ALGORITHMS)}")
-    expected = _transport_for(device)
-    if wishes.transport not in ("auto", expected):
-        raise SetupError(f"transport {wishes.transport!r} does not serve {device}; auto or {expected!r} does")
+    own = _transport_for(device)
+    if wishes.transport not in ("auto", own, "host"):
+        raise SetupError(f"transport {wishes.transport!r} does not serve {device}; auto, {own!r} or 'host' does")
+    if wishes.transport == "host" and wishes.algorithm == "island":
+        raise SetupError("algorithm 'island' is not served by transport 'host', which has no islands")
     return Member(
         version=_C.build_info()["version"],
         layout=_C.build_info()["layout"],
@@ -70,7 +81,7 @@ def describe(wishes: Wishes, rank: int, world_size: int) -> Member:
         device_index=device.index or 0,
         device_id="" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid),
         max_bytes=max_bytes,
-        area_packs=plan.area_packs_for(world_size, max_bytes, wishes.algorithm),
+        area_packs=plan.area_packs_for(world_size, max_bytes, wishes.algorithm, wishes.transport == "host"),
         transport=wishes.transport,
         algorithm=wishes.algorithm,
         timeout=timeout,
@@ -90,19 +101,46 @@ def agree(rendezvous: Rendezvous, member: Member) -> tuple[list[Member], Survey]
     return members, survey
 
 
-def build(rendezvous: Rendezvous, members: list[Member], survey: Survey) -> Transport:
-    """Mailboxes of all ranks, mapped by all ranks and seen to work, or SetupError on all of them."""
+def build(rendezvous: Rendezvous, members: list[Member], survey: Survey) -> tuple[Transport, Survey]:
+    """Mailboxes of all ranks, mapped by all ranks and seen to work, or SetupError on all of them.
+
+    Where "auto" finds that GPUs cannot write to each other, they meet in host memory; all ranks see the same verdicts.
+    """
+    me = members[rendezvous.rank]
+    if me.transport == "host":
+        return _make(rendezvous, members, survey.staged(), me.area_packs), survey.staged()
+    try:
+        if me.device == "cuda":
+            rendezvous.stage("checking P2P", lambda: _require_p2p(device_of(me), members))
+        return _make(rendezvous, members, survey, me.area_packs), survey
+    except SetupError as error:
+        if me.device != "cuda" or me.transport != "auto" or me.algorithm == "island":
+            raise
+        logger.warning("the GPUs meet in host memory, because %s", error)
+    area_packs = plan.area_packs_for(rendezvous.world_size, me.max_bytes, me.algorithm, staged=True)
+    return _make(rendezvous, members, survey.staged(), area_packs), survey.staged()
+
+
+def _require_p2p(device: torch.device, members: list[Member]) -> None:
+    reason = why_no_p2p(device, members)
+    if reason is not None:
+        raise SetupError(reason)
+
+
+def _make(rendezvous: Rendezvous, members: list[Member], survey: Survey, area_packs: int) -> Transport:
     me = members[rendezvous.rank]
     device = device_of(me)
-    sizes = (rendezvous.rank, rendezvous.world_size, me.area_packs, me.timeout, me.warmup_timeout)
-    if device.type == "cuda":
-        rendezvous.stage("checking P2P", lambda: check_peer_access(device, members))
+    staged = survey.figures.staged
+    needed = _C.slab_bytes(area_packs, staged)
+    where = "host memory" if staged else str(device)
+    logger.info("rank %d takes %.2f MB of %s for its mailbox", rendezvous.rank, needed / 1e6, where)
+    sizes = (rendezvous.rank, rendezvous.world_size, area_packs, me.timeout, me.warmup_timeout, staged)
     transport: Transport | None = None
 
     def allocate() -> Transport:
         nonlocal transport
-        transport = CpuTransport(*sizes) if device.type == "cpu" else PeerTransport(device, *sizes)
-        if isinstance(transport, PeerTransport):
+        transport = CpuTransport(*sizes) if device.type == "cpu" else GpuTransport(device, *sizes)
+        if isinstance(transport, GpuTransport):
             transport.share_gpu(sum(member.device_id == me.device_id for member in members))
         if survey.islands is not None:
             transport.set_islands(survey.islands[0])
@@ -121,6 +159,7 @@ def build(rendezvous: Rendezvous, members: list[Member], survey: Survey) -> Tran
         if transport is not None:
             transport.close(CLOSE_PATIENCE)
         raise
+    built.area_packs, built.memory_bytes = area_packs, needed
     return built
 
 
@@ -155,4 +194,4 @@ def _survey(members: list[Member]) -> Survey:
     snapshot = nvml.read([member.device_id for member in members])
     decision = topology.decide_islands(snapshot, os.environ.get("PCIE_ALLREDUCE_ISLANDS"))
     figures = presets.preset_for(snapshot, decision.islands is not None).figures
-    return Survey(decision.islands, decision.reason, figures)
+    return Survey(snapshot, decision.islands, decision.reason, figures)

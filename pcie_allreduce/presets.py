@@ -24,16 +24,19 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class Preset:
-    """A kind of machine. `islands`: its ranks form two islands where their number allows it."""
+    """A kind of machine. `islands`: its ranks form two islands where their number allows it; `staged`: through the
+    host's memory."""
 
     name: str
     title: str
     islands: bool
     known: Mapping[str, Figure]
+    staged: bool = False
 
     @property
     def figures(self) -> LinkFigures:
-        return LinkFigures(**{name: figure.value for name, figure in self.known.items()})  # type: ignore[arg-type]
+        values = {name: figure.value for name, figure in self.known.items()}
+        return LinkFigures(**values, staged=self.staged)  # type: ignore[arg-type]
 
     def with_figures(self, **known: Figure) -> Preset:
         return replace(self, known={**self.known, **known})
@@ -128,6 +131,34 @@ PRESETS = {
         Preset("cpu", "CPU ranks in shared memory", False, _CPU),
     )
 }
+
+
+_STAGED = {
+    **_GEN5,
+    "inside_us": Figure(1.67, "measured", f"store to poll in host memory over PCIe 5 x16, {_H200}"),
+    "across_us": Figure(1.67, "measured", f"store to poll in host memory over PCIe 5 x16, {_H200}"),
+    "egress_gbps": Figure(52.5, "measured", f"stores to host memory, {_H200}"),
+    "uplink_gbps": _UNUSED,
+    "read_us": Figure(1.3, "assumed", "a look behind the hint that it will find"),
+    "read_gbps": Figure(51.0, "measured", f"loads from host memory, {_H200}"),
+}
+
+
+def staged_preset_for(snapshot: Snapshot) -> Preset:
+    """Slabs in host memory: ranks that share a GPU share its link. CPU ranks: their figures, both ways."""
+    uuids = [gpu.uuid for gpu in snapshot.gpus]
+    if not any(uuids):
+        reads = {"read_us": _CPU["inside_us"], "read_gbps": _CPU["sum_gbps"]}
+        return Preset(
+            "host-cpu", "CPU ranks as GPUs without P2P", False, {**_CPU, **reads}, staged=True
+        )
+    sharing = max(uuids.count(uuid) for uuid in uuids)
+    preset = Preset("host-pcie5", "GPUs through host memory, PCIe 5 x16 each", False, _STAGED, staged=True)
+    shared = {
+        name: preset.known[name]._replace(value=(preset.known[name].value or 0) / sharing)
+        for name in ("egress_gbps", "read_gbps")
+    }
+    return preset.with_figures(**shared)
 
 
 def preset_for(snapshot: Snapshot, islands: bool) -> Preset:

@@ -27,6 +27,8 @@ class Transport(ABC):
 
     name: str
     max_blocks: int  # of one launch
+    area_packs: int  # of one phase of a slab
+    memory_bytes: int  # of a rank's slab
     _channel: Any
 
     @abstractmethod
@@ -73,14 +75,16 @@ class Transport(ABC):
 
 
 class CpuTransport(Transport):
-    """CPU ranks in shared memory."""
+    """CPU ranks in shared memory; `staged`: by the protocol of GPUs without P2P."""
 
-    name = "cpu"
     max_blocks = 1
 
-    def __init__(self, rank: int, world_size: int, area_packs: int, timeout: float, warmup_timeout: float) -> None:
+    def __init__(
+        self, rank: int, world_size: int, area_packs: int, timeout: float, warmup_timeout: float, staged: bool
+    ) -> None:
+        self.name = "host" if staged else "cpu"
         crowded = world_size > len(os.sched_getaffinity(0))
-        self._channel = _C.CpuChannel(rank, world_size, area_packs, timeout, warmup_timeout, crowded)
+        self._channel = _C.CpuChannel(rank, world_size, area_packs, timeout, warmup_timeout, staged, crowded)
 
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
         failed: bool = self._channel.all_reduce(
@@ -93,16 +97,22 @@ class CpuTransport(Transport):
         return True
 
 
-class PeerTransport(Transport):
-    """GPUs that write into each other's memory."""
-
-    name = "peer"
+class GpuTransport(Transport):
+    """GPUs that write into each other's memory, or `staged`: into host memory that all of them read."""
 
     def __init__(
-        self, device: torch.device, rank: int, world_size: int, area_packs: int, timeout: float, warmup_timeout: float
+        self,
+        device: torch.device,
+        rank: int,
+        world_size: int,
+        area_packs: int,
+        timeout: float,
+        warmup_timeout: float,
+        staged: bool,
     ) -> None:
+        self.name = "host" if staged else "peer"
         self._device = device
-        self._channel = _C.GpuChannel(device.index, rank, world_size, area_packs, timeout, warmup_timeout)
+        self._channel = _C.GpuChannel(device.index, rank, world_size, area_packs, timeout, warmup_timeout, staged)
         self.max_blocks = 0  # until share_gpu
 
     def share_gpu(self, ranks_on_this_gpu: int) -> None:
@@ -137,15 +147,18 @@ class PeerTransport(Transport):
         return freed
 
 
-def check_peer_access(device: torch.device, members: Sequence[Member]) -> None:
-    """Raises when the driver says that this GPU cannot write to a peer's. A peer's GPU that this process cannot see is
-    left to the attempt: CUDA IPC reaches it all the same."""
+def why_no_p2p(device: torch.device, members: Sequence[Member]) -> str | None:
+    """Why this GPU cannot write to a peer's, as the driver or the user has it. A peer's GPU that this process cannot
+    see is left to the attempt: CUDA IPC reaches it all the same."""
+    if os.environ.get("PCIE_ALLREDUCE_P2P") == "0":
+        return "P2P is switched off by PCIE_ALLREDUCE_P2P=0"
     visible = {str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())}
     for rank, member in enumerate(members):
         index = visible.get(member.device_id)
         if index in (None, device.index) or torch.cuda.can_device_access_peer(device.index, index):
             continue
-        raise SetupError(
+        return (
             f"no P2P between {device} and cuda:{index} (rank {rank}'s GPU): the driver says that they cannot reach "
             "each other's memory"
         )
+    return None

@@ -49,13 +49,13 @@ def plan_for(preset: str, world: int, nbytes: int, dtype_bytes: int = 2, algorit
 @pytest.mark.parametrize(("algorithm", "world"), SERVED)
 def test_layouts_are_the_native_ones(algorithm: str, world: int) -> None:
     for nbytes, dtype_bytes in itertools.product(SIZES, (2, 4)):
-        native = _C.packs_used(CODES[algorithm], DTYPE_CODES[dtype_bytes], world, nbytes)
+        native = _C.packs_used(CODES[algorithm], DTYPE_CODES[dtype_bytes], world, nbytes, False)
         assert packs_used(algorithm, world, nbytes, dtype_bytes) == native, (nbytes, dtype_bytes)
 
 
 def test_memory_is_the_native_one() -> None:
     for area in (8, 1000, 262152):
-        assert memory_bytes(area) == _C.slab_bytes(area)
+        assert memory_bytes(area) == _C.slab_bytes(area, False)
 
 
 def test_memory_for_everything_at_2_mb_stays_under_16_mb() -> None:

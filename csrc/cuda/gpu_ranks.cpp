@@ -1,22 +1,14 @@
 #include "cuda/gpu_ranks.h"
 
-#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <stdexcept>
-#include <thread>
-
-#include "host/cpu_ranks.h"
 
 namespace pcie_allreduce::cuda {
 namespace {
 
 constexpr std::size_t kVerdictOffset = sizeof(FaultRecord);
 constexpr std::size_t kHostBytes = kVerdictOffset + kMaxWorld * kGreetingPacks * sizeof(Word);
-
-constexpr std::size_t kPresenceBytes = 4096;
-constexpr std::size_t kIpcBytes = sizeof(cudaIpcMemHandle_t);
 
 std::uint64_t nanoseconds(double seconds) { return static_cast<std::uint64_t>(seconds * 1e9); }
 
@@ -28,42 +20,43 @@ bool captures(cudaStream_t stream) {
 
 }  // namespace
 
-GpuChannel::GpuChannel(int device, Word rank, Word world, Word area_packs, double timeout, double warmup_timeout)
+GpuChannel::GpuChannel(int device, Word rank, Word world, Word area_packs, double timeout, double warmup_timeout,
+                       bool staged)
     : device_(device),
-      own_(device, slab_bytes(area_packs)),
-      host_(device, kHostBytes),
-      presence_(host::SharedMemory::create(kPresenceBytes)) {
+      slabs_(staged ? staged_slabs(device, area_packs) : peer_slabs(device, area_packs)),
+      host_(device, kHostBytes) {
   const DeviceScope scope(device);
-  const std::vector<char> image = host::fresh_slab(area_packs);
-  require(cudaMemcpy(own_.data(), image.data(), image.size(), cudaMemcpyHostToDevice), "filling the mailbox");
+  channel_.slab[rank] = slabs_->own();
+  channel_.state = control_of(slabs_->own());
+  if (staged) {
+    state_ = std::make_unique<DeviceMemory>(device, sizeof(Control));
+    require(cudaMemset(state_->data(), 0, sizeof(Control)), "clearing the state of the calls");
+    channel_.state = control_of(state_->data());
+  }
   require(cudaEventCreateWithFlags(&last_call_, cudaEventDisableTiming), "creating an event");
   int major = 0;
   require(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the architecture");
   dependent_launch_ = major >= 9;
-  channel_.slab[rank] = own_.data();
   channel_.record = static_cast<FaultRecord*>(host_.data());
   channel_.rank = rank;
   channel_.world = world;
   channel_.area_packs = area_packs;
   channel_.timeout_ns = nanoseconds(timeout);
   channel_.warmup_timeout_ns = nanoseconds(warmup_timeout);
+  channel_.staged = staged;
 }
 
 GpuChannel::~GpuChannel() {
-  if (!closed_) own_.leak();  // without close() nobody knows whether a peer still writes
+  if (!closed_) {
+    slabs_->abandon();
+    if (state_ != nullptr) state_->leak();
+  }
   if (last_call_ != nullptr) cudaEventDestroy(last_call_);
 }
 
-std::string GpuChannel::handle() const { return own_.handle() + presence_.name(); }
-
 void GpuChannel::open(const std::vector<std::string>& handles) {
   for (Word peer = 0; peer < channel_.world; ++peer) {
-    if (peer == channel_.rank) continue;
-    const std::string& handle = handles.at(peer);
-    if (handle.size() <= kIpcBytes) throw std::runtime_error("rank " + std::to_string(peer) + " sent no usable handle");
-    peer_presence_.push_back(host::SharedMemory::open(handle.substr(kIpcBytes), kPresenceBytes));
-    peers_.emplace_back(device_, handle.substr(0, kIpcBytes));
-    channel_.slab[peer] = peers_.back().data();
+    if (peer != channel_.rank) channel_.slab[peer] = slabs_->open(handles.at(peer));
   }
 }
 
@@ -100,14 +93,14 @@ bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
   const DeviceScope scope(device_);
   const bool captured = captures(stream);
   const CallParams params{channel_, {in, out, bytes, signature_kind(algorithm, dtype), captured}};
-  if (packs_used(algorithm, dtype, channel_.world, bytes) > channel_.area_packs) {
+  if (packs_used(algorithm, dtype, channel_.world, bytes, channel_.staged) > channel_.area_packs) {
     throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
   }
   const bool ragged =
       (reinterpret_cast<std::uintptr_t>(in) | reinterpret_cast<std::uintptr_t>(out) | bytes) % sizeof(Pack) != 0;
   // Inside a capture the order among streams is the graph's, and the event below would become part of it.
   if (!captured) order_behind_last_stream(stream);
-  const void* kernel = kernel_of(algorithm, dtype, channel_.world, ragged);
+  const void* kernel = kernel_of(algorithm, dtype, channel_.world, ragged, channel_.staged);
   require(launch(kernel, params, {blocks, threads, dependent_launch_}, stream), "launching an all-reduce");
   if (!captured) require(cudaEventRecord(last_call_, stream), "recording an event");
   return false;
@@ -124,7 +117,7 @@ std::vector<PeerWait> GpuChannel::waits() const {
   std::vector<PeerWait> waited(channel_.world);
   cudaStream_t stream = nullptr;
   require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
-  cudaError_t error = cudaMemcpyAsync(waited.data(), control_of(own_.data())->waited, waited.size() * sizeof(PeerWait),
+  cudaError_t error = cudaMemcpyAsync(waited.data(), channel_.state->waited, waited.size() * sizeof(PeerWait),
                                       cudaMemcpyDeviceToHost, stream);
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
   cudaStreamDestroy(stream);
@@ -137,28 +130,17 @@ bool GpuChannel::close(double patience) {
   const DeviceScope scope(device_);
   cudaDeviceSynchronize();  // an earlier error is the caller's to find; here only quiet matters
   Control control;
-  cudaMemcpy(&control, own_.data(), sizeof control, cudaMemcpyDeviceToHost);
+  cudaMemcpy(&control, channel_.state, sizeof control, cudaMemcpyDeviceToHost);
   const Word farewell = abort_word(Reason::kClosed, channel_.rank, control.block[0].call);
   for (Word peer = 0; peer < channel_.world; ++peer) {
     if (peer == channel_.rank || channel_.slab[peer] == nullptr) continue;
     if (control.abort[channel_.rank] != 0) continue;  // it has failed, and its peers know why
-    cudaMemcpy(&control_of(channel_.slab[peer])->abort[channel_.rank], &farewell, sizeof farewell,
-               cudaMemcpyHostToDevice);
+    cudaMemcpy(&control_of(channel_.slab[peer])->abort[channel_.rank], &farewell, sizeof farewell, cudaMemcpyDefault);
   }
-  peers_.clear();
-  presence_.close();
-  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience);
-  const auto gone = [](const host::SharedMemory& peer) { return peer.creator_gone(); };
-  bool all_gone = std::all_of(peer_presence_.begin(), peer_presence_.end(), gone);
-  while (!all_gone && std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    all_gone = std::all_of(peer_presence_.begin(), peer_presence_.end(), gone);
-  }
-  peer_presence_.clear();
-  if (!all_gone) own_.leak();
+  const bool freed = slabs_->close(patience);
   closed_ = true;
   cudaGetLastError();
-  return all_gone;
+  return freed;
 }
 
 int GpuChannel::resident_blocks(unsigned threads) const {
@@ -167,7 +149,8 @@ int GpuChannel::resident_blocks(unsigned threads) const {
   int blocks = 0;
   require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device_),
           "counting multiprocessors");
-  require(blocks_per_multiprocessor(channel_.world, threads, &blocks), "asking for the kernels' occupancy");
+  require(blocks_per_multiprocessor(channel_.world, threads, channel_.staged, &blocks),
+          "asking for the kernels' occupancy");
   return multiprocessors * blocks;
 }
 

@@ -1,24 +1,25 @@
-// The GPU executor: a rank is a GPU (or a share of one), its slab lies in GPU memory that its peers map, and a call is
-// one launch on the caller's stream.
+// The GPU executor: a rank is a GPU (or a share of one), its slab lies in memory that its peers map, and a call is one
+// launch on the caller's stream.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "cuda/device_memory.h"
 #include "cuda/launch.h"
-#include "host/shared_memory.h"
+#include "cuda/slabs.h"
 
 namespace pcie_allreduce::cuda {
 
 class GpuChannel {
  public:
-  GpuChannel(int device, Word rank, Word world, Word area_packs, double timeout, double warmup_timeout);
+  // staged: for GPUs that cannot write to each other's memory; slabs lie in host memory.
+  GpuChannel(int device, Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool staged);
   ~GpuChannel();
 
-  std::string handle() const;                          // of the slab and of the presence
+  std::string handle() const { return slabs_->handle(); }
   void open(const std::vector<std::string>& handles);  // one a rank; this rank's own is not opened
-  void forget_names() { presence_.unlink(); }
+  void forget_names() { slabs_->forget_names(); }
   void set_islands(Word first) { channel_.islands = islands_of(first, channel_.world, channel_.rank); }
   std::vector<Word> exchange(double timeout);  // Greeting of kMaxWorld x kGreetingPacks; waits for the GPU
   // True: an earlier call has failed, and nothing was launched.
@@ -31,17 +32,14 @@ class GpuChannel {
   // process ends.
   bool close(double patience);
   int resident_blocks(unsigned threads) const;  // of the largest kernel, on the whole GPU
-  std::size_t bytes() const { return slab_bytes(channel_.area_packs); }
 
  private:
   void order_behind_last_stream(cudaStream_t stream);
 
   int device_;
-  DeviceMemory own_;
-  MappedMemory host_;            // the fault record, then the greetings' verdict
-  host::SharedMemory presence_;  // says until when this rank may still write into its peers' slabs
-  std::vector<PeerMemory> peers_;
-  std::vector<host::SharedMemory> peer_presence_;
+  std::unique_ptr<Slabs> slabs_;
+  std::unique_ptr<DeviceMemory> state_;  // of a staged channel: what this rank keeps from call to call
+  MappedMemory host_;                    // the fault record, then the greetings' verdict
   Channel channel_{};
   cudaEvent_t last_call_ = nullptr;
   cudaStream_t last_stream_ = nullptr;

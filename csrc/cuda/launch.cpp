@@ -4,7 +4,9 @@
 
 namespace pcie_allreduce::cuda {
 
-const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, bool ragged) {
+const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, bool ragged, bool staged) {
+  if (staged && algorithm != Algorithm::kIsland) return staged_kernel(algorithm, dtype, world, ragged);
+  if (staged) throw std::invalid_argument("island does not run over host memory");
   switch (algorithm) {
     case Algorithm::kOneShot: return one_shot_kernel(dtype, world, ragged);
     case Algorithm::kTwoShot: return two_shot_kernel(dtype, world, ragged);
@@ -28,16 +30,16 @@ cudaError_t launch(const void* kernel, const CallParams& params, const LaunchSha
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
-cudaError_t blocks_per_multiprocessor(Word world, unsigned threads, int* blocks) {
+cudaError_t blocks_per_multiprocessor(Word world, unsigned threads, bool staged, int* blocks) {
   *blocks = 1 << 20;
-  const bool islands = world >= 4 && world % 2 == 0;
+  const bool islands = world >= 4 && world % 2 == 0 && !staged;
   for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot, Algorithm::kIsland}) {
     if (algorithm == Algorithm::kIsland && !islands) continue;
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBFloat16}) {
       for (const bool ragged : {false, true}) {
         int fit = 0;
         const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-            &fit, kernel_of(algorithm, dtype, world, ragged), static_cast<int>(threads + kStewards), 0);
+            &fit, kernel_of(algorithm, dtype, world, ragged, staged), static_cast<int>(threads + kStewards), 0);
         if (error != cudaSuccess) return error;
         *blocks = std::min(*blocks, fit);
       }

@@ -25,12 +25,13 @@ constexpr unsigned kStewards = 32;     // the last warp: signatures, state
 // A kernel takes CallParams. ragged: the caller's memory is not 16-byte aligned or not a whole number of packs.
 const void* one_shot_kernel(Dtype dtype, Word world, bool ragged);
 const void* two_shot_kernel(Dtype dtype, Word world, bool ragged);
-const void* island_kernel(Dtype dtype, Word world, bool ragged);  // worlds 4, 6 and 8
-const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, bool ragged);
+const void* island_kernel(Dtype dtype, Word world, bool ragged);                       // worlds 4, 6 and 8
+const void* staged_kernel(Algorithm algorithm, Dtype dtype, Word world, bool ragged);  // one-shot and two-shot
+const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, bool ragged, bool staged);
 
 cudaError_t launch(const void* kernel, const CallParams& params, const LaunchShape& shape, cudaStream_t stream);
 // Blocks of `threads` (and the stewards) that one multiprocessor holds of whichever kernel of this world is largest.
-cudaError_t blocks_per_multiprocessor(Word world, unsigned threads, int* blocks);
+cudaError_t blocks_per_multiprocessor(Word world, unsigned threads, bool staged, int* blocks);
 
 // verdict: kMaxWorld * kGreetingPacks words of mapped host memory.
 cudaError_t launch_exchange(const Channel& channel, Word* verdict, cudaStream_t stream);

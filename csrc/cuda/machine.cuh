@@ -33,7 +33,7 @@ class Machine {
 
   __device__ __forceinline__ Call begin_call() {
     ptx::griddepcontrol_wait();  // first, in every thread, on every path
-    const Control* control = control_of(channel_.slab[channel_.rank]);
+    const Control* control = channel_.state;
     const Pack* line = reinterpret_cast<const Pack*>(&control->block[blockIdx.x]);
     const Pack low = ptx::ld_relaxed_gpu_v4(line);
     const Pack high = ptx::ld_relaxed_gpu_v4(line + 1);
@@ -60,10 +60,9 @@ class Machine {
     const Word settled = request_.captured || state_.settled == kWarmupCalls ? kWarmupCalls : state_.settled + 1;
     const Pack low{{call.number + 1, phase_after(call.phase), call.phase == 0 ? used : state_.used[0],
                     call.phase == 1 ? used : state_.used[1]}};
-    Control* control = control_of(channel_.slab[channel_.rank]);
     const Word lane = threadIdx.x - data_threads();
     for (Word b = blockIdx.x + lane * gridDim.x; b < kMaxBlocks; b += kStewards * gridDim.x) {
-      Word* line = &control->block[b].call;
+      Word* line = &channel_.state->block[b].call;
       ptx::st_relaxed_gpu_v4(reinterpret_cast<Pack*>(line), low);
       ptx::st_relaxed_gpu_v2(line + 4, call.phase == 2 ? used : state_.used[2], settled);
     }
@@ -132,11 +131,10 @@ class Machine {
     const std::uint64_t now = ptx::globaltimer_ns();
     if (wait.began == 0) wait.began = now;
     waited_ns_ = now - wait.began;
-    const Word* abort = control_of(channel_.slab[channel_.rank])->abort;
     bool aborted = false;
     PAR_ROLLED
     for (Word peer = 0; peer < channel_.world; ++peer) {
-      aborted |= aborts(ptx::ld_relaxed_sys(abort + peer), call.number);
+      aborted |= aborts(ptx::ld_relaxed_sys(abort_word_of(channel_, peer)), call.number);
     }
     if (aborted) return WaitVerdict::kAborted;
     const std::uint64_t deadline = state_.settled < kWarmupCalls ? channel_.warmup_timeout_ns : channel_.timeout_ns;
@@ -148,14 +146,17 @@ class Machine {
     faulted_ = true;
   }
 
+ protected:
+  __device__ __forceinline__ static Word data_threads() { return blockDim.x - kStewards; }
+
+  const Channel& channel_;
+  const Request& request_;
+  BlockState state_;
+
  private:
   static constexpr Word kPollsBetweenLooks = 256;  // some 100 us of polling one's own memory
 
-  __device__ __forceinline__ Pack* waits() const {
-    return reinterpret_cast<Pack*>(control_of(channel_.slab[channel_.rank])->waited);
-  }
-  __device__ __forceinline__ static Word data_threads() { return blockDim.x - kStewards; }
-
+  __device__ __forceinline__ Pack* waits() const { return reinterpret_cast<Pack*>(channel_.state->waited); }
   template <class Visit>
   __device__ __forceinline__ void for_each_element(const Request& request, Word i, Visit&& visit) const {
 #pragma unroll
@@ -165,9 +166,6 @@ class Machine {
     }
   }
 
-  const Channel& channel_;
-  const Request& request_;
-  BlockState state_;
   std::uint64_t waited_ns_ = 0;
   bool faulted_ = false;
   Fault fault_;

@@ -67,6 +67,7 @@ Simulation::Simulation(const Scenario& scenario, Choices& choices, FiberPool& fi
     rank.number = r;
     Channel& channel = channels_.emplace_back();
     for (Word peer = 0; peer < scenario.world; ++peer) channel.slab[peer] = memory_.slab(peer);
+    channel.state = control_of(memory_.slab(r));
     channel.record = memory_.record(r);
     channel.rank = r;
     channel.world = scenario.world;

@@ -7,13 +7,10 @@
 #include "protocol/two_shot.h"
 
 namespace pcie_allreduce::host::PAR_ISA {
-namespace {
 
-struct Elements {
-  using Float32 = PAR_ISA::Float32;
-  using Float16 = PAR_ISA::Float16;
-  using BFloat16 = PAR_ISA::BFloat16;
-};
+void run_staged(const Channel& channel, const Request& request, bool crowded, Watch& watch);
+
+namespace {
 
 void run_all_reduce(const Channel& channel, const Request& request, bool crowded, Watch& watch) {
   const ExactFloats exact;
@@ -44,6 +41,6 @@ void run_exchange(const Channel& channel, Word* verdict, bool crowded, Watch& wa
 
 }  // namespace
 
-extern const CpuLanes lanes = {run_all_reduce, run_exchange, PAR_NAME(PAR_ISA)};
+extern const CpuLanes lanes = {run_all_reduce, run_staged, run_exchange, PAR_NAME(PAR_ISA)};
 
 }  // namespace pcie_allreduce::host::PAR_ISA

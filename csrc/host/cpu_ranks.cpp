@@ -12,19 +12,23 @@ std::uint64_t nanoseconds(double seconds) { return static_cast<std::uint64_t>(se
 
 }  // namespace
 
-std::vector<char> fresh_slab(Word area_packs) {
-  std::vector<char> image(slab_bytes(area_packs), 0);
+std::vector<char> fresh_slab(Word area_packs, bool staged) {
+  std::vector<char> image(slab_bytes(area_packs, staged), 0);
   Pack* first = reinterpret_cast<Pack*>(image.data() + kGreetingOffset);
   std::fill(first, reinterpret_cast<Pack*>(image.data() + image.size()), empty_pack());
   return image;
 }
 
-CpuChannel::CpuChannel(Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool crowded,
-                       std::function<bool()> interrupted)
-    : own_(SharedMemory::create(slab_bytes(area_packs))), crowded_(crowded), interrupted_(std::move(interrupted)) {
-  const std::vector<char> image = fresh_slab(area_packs);
+CpuChannel::CpuChannel(Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool staged,
+                       bool crowded, std::function<bool()> interrupted)
+    : own_(SharedMemory::create(slab_bytes(area_packs, staged))),
+      crowded_(crowded),
+      interrupted_(std::move(interrupted)) {
+  const std::vector<char> image = fresh_slab(area_packs, staged);
   std::copy(image.begin(), image.end(), own_.data());
   channel_.slab[rank] = own_.data();
+  channel_.state = control_of(own_.data());
+  channel_.staged = staged;
   channel_.record = &record_;
   channel_.rank = rank;
   channel_.world = world;
@@ -52,10 +56,10 @@ std::vector<Word> CpuChannel::exchange(double timeout) {
 bool CpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype) {
   if (own_.data() == nullptr) throw std::runtime_error("the channel is closed");
   const Request request{in, out, bytes, signature_kind(algorithm, dtype), false};
-  if (packs_used(algorithm, dtype, channel_.world, bytes) > channel_.area_packs) {
+  if (packs_used(algorithm, dtype, channel_.world, bytes, channel_.staged) > channel_.area_packs) {
     throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
   }
-  cpu_lanes().all_reduce(channel_, request, crowded_, *this);
+  (channel_.staged ? cpu_lanes().staged : cpu_lanes().all_reduce)(channel_, request, crowded_, *this);
   return record_.valid != 0;
 }
 

@@ -13,12 +13,13 @@ namespace pcie_allreduce::host {
 
 // What a slab must hold before the first call: EMPTY in everything that is polled, zero in all counters. Fresh memory
 // reads as zero, and zero is valid data.
-std::vector<char> fresh_slab(Word area_packs);
+std::vector<char> fresh_slab(Word area_packs, bool staged);
 
 class CpuChannel : private Watch {
  public:
-  // interrupted: asked now and then while a call waits; true ends the wait.
-  CpuChannel(Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool crowded,
+  // staged: as GPUs do it that cannot write to each other; crowded: more ranks than cores; interrupted: asked now and
+  // then while a call waits; true ends the wait.
+  CpuChannel(Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool staged, bool crowded,
              std::function<bool()> interrupted);
 
   std::string handle() const { return own_.name(); }
@@ -31,7 +32,6 @@ class CpuChannel : private Watch {
   std::vector<PeerWait> waits() const;  // one a rank
   // Tells the peers not to wait for this rank any more, and unmaps. A peer's mapping is its own: nobody is waited for.
   void close();
-  std::size_t bytes() const { return slab_bytes(channel_.area_packs); }
 
  private:
   Fault look() override;

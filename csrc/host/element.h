@@ -126,4 +126,10 @@ struct IeeeHalf {
 };
 using Float16 = Pairs<IeeeHalf>;
 
+struct Elements {
+  using Float32 = PAR_ISA::Float32;
+  using Float16 = PAR_ISA::Float16;
+  using BFloat16 = PAR_ISA::BFloat16;
+};
+
 }  // namespace pcie_allreduce::host::PAR_ISA

@@ -71,21 +71,22 @@ class Machine {
       : channel_(channel),
         request_(request),
         watch_(watch),
-        state_(control_of(channel.slab[channel.rank])->block[0]),
+        state_(channel.state->block[0]),
         spins_(crowded ? 64 : 4096) {}
 
   Call begin_call() {
     std::atomic_thread_fence(
         std::memory_order_acq_rel);  // what the last call re-armed is visible before this one sends
-    const Word mark = Access::load(&control_of(channel_.slab[channel_.rank])->abort[channel_.rank]);
+    const Word mark = Access::load(abort_word_of(channel_, channel_.rank));
     deadline_ns_ = state_.settled < kWarmupCalls ? channel_.warmup_timeout_ns : channel_.timeout_ns;
-    return {state_.call, state_.phase, state_.used[phase_before(state_.phase)], mark != 0};
+    const Word stale = channel_.staged ? two_phases_before(state_.phase) : phase_before(state_.phase);
+    return {state_.call, state_.phase, used(stale), mark != 0};
   }
   bool any_failed(bool failed) { return failed; }
   void end_call(const Call& call, Word used) {
-    state_.used[call.phase] = used;
+    this->used(call.phase) = used;
     state_.call = call.number + 1;
-    state_.phase = phase_after(call.phase);
+    state_.phase = channel_.staged ? staged_phase_after(call.phase) : phase_after(call.phase);
     if (state_.settled < kWarmupCalls) ++state_.settled;
   }
 
@@ -136,13 +137,12 @@ class Machine {
     return moved;
   }
   PAR_INLINE void arm(Pack* slot) const { put(slot, filled(every(kEmpty))); }
+  void fence() const { Access::fence(); }
   void tell(Word* verdict, Word value) const { *verdict = value; }
 
   std::uint64_t clock_ns() const { return now_ns(); }
-  PeerWait waited(Word peer) const { return control_of(channel_.slab[channel_.rank])->waited[peer]; }
-  void set_waited(Word peer, const PeerWait& waited) const {
-    control_of(channel_.slab[channel_.rank])->waited[peer] = waited;
-  }
+  PeerWait waited(Word peer) const { return channel_.state->waited[peer]; }
+  void set_waited(Word peer, const PeerWait& waited) const { channel_.state->waited[peer] = waited; }
 
   PAR_COLD WaitVerdict keep_waiting(Wait& wait, const Call& call) {
     if (++wait.polls % spins_ != 0) {
@@ -176,6 +176,8 @@ class Machine {
 
  private:
   static constexpr std::uint64_t kWatchEveryNs = 20'000'000;
+
+  Word& used(Word phase) { return phase < kPhases ? state_.used[phase] : state_.used_fourth; }
 
   const Channel& channel_;
   const Request& request_;

@@ -31,6 +31,7 @@ inline Islands islands_of(Word first, Word world, Word rank) {
 
 struct Channel {
   char* slab[kMaxWorld];  // every rank's slab as this rank sees it; [rank] is its own
+  Control* state;         // what this rank alone keeps: in its own slab, unless that is staged
   FaultRecord* record;
   Word rank;
   Word world;
@@ -38,7 +39,18 @@ struct Channel {
   Islands islands;
   std::uint64_t timeout_ns;
   std::uint64_t warmup_timeout_ns;
+  bool staged;  // slabs lie in host memory, each written by its own rank and read by all
 };
+
+// Where this rank finds the abort word of a peer, or its own failure mark.
+PAR_INLINE Word* abort_word_of(const Channel& channel, Word peer) {
+  return (peer == channel.rank ? channel.state : control_of(channel.slab[channel.rank]))->abort + peer;
+}
+// Where the signature of a source stands: in the reader's mailbox, or in the source's own slab where that is staged.
+PAR_INLINE const Pack* announcement(const Channel& channel, Word phase, Word index) {
+  if (channel.staged) return area_of(channel.slab[source_of(index, channel.rank)], phase, channel.area_packs);
+  return area_of(channel.slab[channel.rank], phase, channel.area_packs) + index;
+}
 
 enum class Dtype : Word { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 

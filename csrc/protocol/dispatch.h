@@ -9,8 +9,9 @@
 namespace pcie_allreduce {
 
 // Packs of a mailbox phase that a call uses.
-inline Word packs_used(Algorithm algorithm, Dtype dtype, Word world, Word bytes) {
+inline Word packs_used(Algorithm algorithm, Dtype dtype, Word world, Word bytes, bool staged = false) {
   const Word packs = Request{nullptr, nullptr, bytes, 0, false}.units();
+  if (staged) return StagedLayout(algorithm == Algorithm::kTwoShot ? world : 1, packs).used();
   switch (algorithm) {
     case Algorithm::kOneShot: return OneShotLayout(world, packs).used();
     case Algorithm::kTwoShot: return TwoShotLayout(world, packs).used();

@@ -110,7 +110,8 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
         if (source != place && source * shard + i < units) awaited |= 1u << source;
       }
       const Pack* gathered = about.area + layout.cross() + kSpread * layout.shard;
-      failed = !take(machine, about, Stage::kGather, awaited, {gathered + i * kUnitPacks, layout.shard, place}, got);
+      failed =
+          !take(machine, about, Stage::kGather, awaited, Slots{gathered + i * kUnitPacks, layout.shard, place}, got);
       PAR_UNROLL
       for (Word source = 0; source < kHalf; ++source) {
         if (!failed && (awaited >> source & 1u)) machine.write(request, source * shard + i, got[source]);

@@ -9,6 +9,9 @@
 //     words, election       8 packs          signatures (one line), then the algorithm's slots, without a gap that the
 //                                            algorithm does not account for: the packs a call used are [0, used)
 //
+// A staged channel has the same in host memory, with four phases, and a rank's slab is written by the rank itself: one
+// copy serves all readers. Its control page holds abort words only; what a rank keeps from call to call stays near it.
+//
 // Because a call's packs are one range from the start of its phase, whoever re-arms a phase needs one number, whatever
 // algorithm or size used it: invariant 4 becomes a single record per phase.
 #pragma once
@@ -21,7 +24,8 @@ namespace pcie_allreduce {
 
 constexpr Word kLayoutVersion = 2;
 constexpr int kMaxWorld = 8;
-constexpr int kPhases = 3;
+constexpr Word kPhases = 3;
+constexpr Word kStagedPhases = 4;
 constexpr Word kMaxBlocks = 128;
 constexpr Word kLinePacks = 8;  // a 128-byte line: what a warp store should fill, and where slots begin
 
@@ -31,8 +35,9 @@ struct alignas(32) BlockState {
   Word call;   // collectives completed; wraps, and is compared and sent, never reduced modulo kPhases:
   Word phase;  // 2^32 mod 3 = 1, so "call % 3" would use one phase twice in a row at the wrap
   Word used[kPhases];
-  Word settled;  // calls until the short deadline holds; saturates
-  Word unused[2];
+  Word settled;      // calls until the short deadline holds; saturates
+  Word used_fourth;  // of a staged channel
+  Word unused;
 };
 static_assert(sizeof(BlockState) == 32, "one 32-byte sector, two vector loads");
 
@@ -67,8 +72,8 @@ constexpr Word kGreetingPacks = 8;  // per source
 constexpr std::size_t kMailboxOffset = 12288;
 static_assert(kGreetingOffset + kMaxWorld * kGreetingPacks * sizeof(Pack) <= kMailboxOffset, "greetings fit");
 
-constexpr std::size_t slab_bytes(Word area_packs) {
-  return kMailboxOffset + std::size_t{kPhases} * area_packs * sizeof(Pack);
+constexpr std::size_t slab_bytes(Word area_packs, bool staged = false) {
+  return kMailboxOffset + std::size_t{staged ? kStagedPhases : kPhases} * area_packs * sizeof(Pack);
 }
 
 PAR_INLINE constexpr Word whole_lines(Word packs) { return (packs + kLinePacks - 1) / kLinePacks * kLinePacks; }
@@ -130,6 +135,19 @@ struct IslandLayout {
   PAR_INLINE constexpr Word used() const { return cross() + (spread + half - 1) * shard; }
 };
 
+// What a rank writes into its own staged slab for everyone to read: its signature, its payload by shards, and, in
+// two-shot, the sums of its own shard. One-shot has one shard.
+struct StagedLayout {
+  Word shards;
+  Word shard;  // packs
+
+  PAR_INLINE constexpr StagedLayout(Word shard_count, Word packs)
+      : shards(shard_count), shard(whole_lines((packs + shard_count - 1) / shard_count)) {}
+  PAR_INLINE constexpr Word payload(Word owner) const { return kLinePacks + owner * shard; }
+  PAR_INLINE constexpr Word sums() const { return payload(shards); }
+  PAR_INLINE constexpr Word used() const { return shards == 1 ? sums() : sums() + shard; }
+};
+
 static_assert(kMaxWorld - 1 <= kLinePacks, "one signature a source, all in the first line");
 static_assert(OneShotLayout(8, 2688).used() == 8 + 7 * 2688, "43,008 bytes over 8 ranks");
 static_assert(OneShotLayout(2, 1).slot(1, 0) == 8, "the reader's own slot does not exist");
@@ -144,6 +162,8 @@ PAR_INLINE Pack* area_of(char* slab, Word phase, Word area_packs) {
 }
 
 PAR_INLINE constexpr Word phase_after(Word phase) { return phase + 1 == kPhases ? 0 : phase + 1; }
+PAR_INLINE constexpr Word staged_phase_after(Word phase) { return (phase + 1) % kStagedPhases; }
+PAR_INLINE constexpr Word two_phases_before(Word phase) { return (phase + 2) % kStagedPhases; }  // of four
 PAR_INLINE constexpr Word phase_before(Word phase) { return phase == 0 ? kPhases - 1 : phase - 1; }
 
 }  // namespace pcie_allreduce

@@ -38,12 +38,11 @@ PAR_INLINE bool is_better_founded(Word word, Word than) {
 // silence proves nothing yet.
 template <class Access>
 PAR_INLINE Blame follow_accusations(const Channel& channel, Word call, const Blame& own) {
-  const Word* said = control_of(channel.slab[channel.rank])->abort;
   Word accusers = 0;
   Word from = channel.rank;
   PAR_ROLLED
   for (Word peer = 0; peer < channel.world; ++peer) {
-    const Word word = Access::load(said + peer);
+    const Word word = Access::load(abort_word_of(channel, peer));
     if (!aborts(word, call)) continue;
     if (is_certain(abort_reason(word))) return {abort_reason(word), 1u << abort_culprit(word), peer};
     accusers |= 1u << peer;
@@ -55,7 +54,7 @@ PAR_INLINE Blame follow_accusations(const Channel& channel, Word call, const Bla
   Word seen = 0;
   PAR_ROLLED
   while (missing == 0) {
-    const Word word = Access::load(said + from);
+    const Word word = Access::load(abort_word_of(channel, from));
     if (seen == 0 || is_better_founded(word, best)) {
       best = word;
       best_from = from;
@@ -78,13 +77,12 @@ template <class Access>
 PAR_INLINE void publish_fault(const Channel& channel, const Request& request, const Call& at, const Fault& fault,
                               std::uint64_t waited_ns) {
   const Word call = at.number;
-  Control* own = control_of(channel.slab[channel.rank]);
-  if (!Access::elect(&own->elected)) return;
+  if (!Access::elect(&channel.state->elected)) return;
   Blame blame{fault.reason, fault.missing, channel.rank};
   PAR_ROLLED
   for (Word peer = 0; peer < channel.world; ++peer) {  // [rank]: the failure mark that this rank's later calls read
-    Access::store(&control_of(channel.slab[peer])->abort[channel.rank],
-                  abort_word(blame.reason, lowest(blame.missing), call));
+    Control* told = peer == channel.rank ? channel.state : control_of(channel.slab[peer]);
+    Access::store(&told->abort[channel.rank], abort_word(blame.reason, lowest(blame.missing), call));
   }
   if (!is_certain(blame.reason)) {
     Access::settle();
@@ -101,8 +99,7 @@ PAR_INLINE void publish_fault(const Channel& channel, const Request& request, co
   const Word culprit = lowest(blame.missing);
   const Word other = culprit == channel.rank ? blame.reporter : culprit;
   const Pack ours = Signature{call, request.bytes, request.kind}.pack();
-  const Pack* theirs = area_of(channel.slab[channel.rank], at.phase, channel.area_packs) +
-                       (other == channel.rank ? 0 : source_index(other, channel.rank));
+  const Pack* theirs = announcement(channel, at.phase, other == channel.rank ? 0 : source_index(other, channel.rank));
   for (int w = 0; w < 4; ++w) Access::store(&record->ours[w], ours.word[w]);
   for (int w = 0; w < 4; ++w) Access::store(&record->theirs[w], Access::load(&theirs->word[w]));
   Access::fence();

@@ -42,7 +42,7 @@ PAR_COLD bool gives_up(Machine& machine, const Waiting& about, WaitVerdict verdi
   PAR_ROLLED
   for (Word index = 0; index < about.channel.world - 1; ++index) {
     const Word source = 1u << source_of(index, about.channel.rank);
-    const Pack theirs = machine.template peek<Pack>(about.area + index);
+    const Pack theirs = machine.template peek<Pack>(announcement(about.channel, about.call.phase, index));
     if (!arrived(theirs)) {
       absent |= source;
     } else if (!same(theirs, about.signature)) {
@@ -80,8 +80,8 @@ struct Slots {
 
 // Looks at the slots of the sources in `missing`, all at once, and keeps what has arrived. What is still missing. The
 // other elements of `got` hold units that have arrived, so that no test depends on a mask.
-template <int kSources, class Machine, class Unit = typename Machine::Unit>
-PAR_INLINE Word look(Machine& machine, Word missing, Slots slots, Unit (&got)[kSources]) {
+template <int kSources, class Machine, class Places, class Unit = typename Machine::Unit>
+PAR_INLINE Word look(Machine& machine, Word missing, const Places& slots, Unit (&got)[kSources]) {
   PAR_UNROLL
   for (Word source = 0; source < kSources; ++source) {
     if (missing >> source & 1u) got[source] = machine.template peek<Unit>(slots.of(source));
@@ -95,11 +95,14 @@ PAR_INLINE Word look(Machine& machine, Word missing, Slots slots, Unit (&got)[kS
 }
 
 // One unit of every source in `awaited`. False: the call has failed.
-template <int kSources, class Machine, class Unit = typename Machine::Unit>
-PAR_INLINE bool take(Machine& machine, const Waiting& about, Stage stage, Word awaited, Slots slots,
+template <int kSources, class Machine, class Places, class Unit = typename Machine::Unit>
+PAR_INLINE bool take(Machine& machine, const Waiting& about, Stage stage, Word awaited, const Places& slots,
                      Unit (&got)[kSources]) {
   Word missing = awaited;
   for (Wait wait(kind_algorithm(about.request.kind), stage);;) {
+    if constexpr (requires { machine.template await_hint<kSources>(missing, slots); }) {
+      machine.template await_hint<kSources>(missing, slots);  // where every look crosses a link
+    }
     missing = look(machine, missing, slots, got);
     if (missing == 0) [[likely]]
       return true;
@@ -108,8 +111,8 @@ PAR_INLINE bool take(Machine& machine, const Waiting& about, Stage stage, Word a
 }
 
 // The same of every source but the reader, whose own unit stands among them.
-template <int kSources, class Machine, class Unit = typename Machine::Unit>
-PAR_INLINE bool take_all(Machine& machine, const Waiting& about, Stage stage, Slots slots, const Unit& own,
+template <int kSources, class Machine, class Places, class Unit = typename Machine::Unit>
+PAR_INLINE bool take_all(Machine& machine, const Waiting& about, Stage stage, const Places& slots, const Unit& own,
                          Unit (&got)[kSources]) {
   PAR_UNROLL
   for (Word source = 0; source < kSources; ++source) got[source] = own;  // [reader] is; the others are overwritten
@@ -151,7 +154,8 @@ PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about) {
     const Word source = 1u << peer;
     PeerWait waited = machine.waited(peer);  // loaded beside the wait, not behind it
     Pack theirs;
-    while (!arrived(theirs = machine.template peek<Pack>(about.area + index))) {
+    const Pack* slot = announcement(about.channel, about.call.phase, index);
+    while (!arrived(theirs = machine.template peek<Pack>(slot))) {
       if (gave_up(machine, about, wait, Stage::kSignature, source)) return false;
     }
     waited.add(machine.clock_ns() - began);

@@ -47,7 +47,7 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
     for (Word i = mine.first; i < mine.end && rank * shard + i < units && !failed; i += mine.step) {
       Unit got[kWorld];
       const Unit own = encoded(machine.read(request, rank * shard + i));
-      if (!take_all(machine, about, Stage::kScatter, {scattered + i * kUnitPacks, layout.shard, rank}, own, got)) {
+      if (!take_all(machine, about, Stage::kScatter, Slots{scattered + i * kUnitPacks, layout.shard, rank}, own, got)) {
         failed = true;  // sends nothing: its peers must not take NaN for a sum
         break;
       }
@@ -66,7 +66,7 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
       for (Word source = 0; source < kWorld; ++source) {
         if (source != rank && source * shard + i < units) awaited |= 1u << source;
       }
-      if (!take(machine, about, Stage::kGather, awaited, {gathered + i * kUnitPacks, layout.shard, rank}, got)) {
+      if (!take(machine, about, Stage::kGather, awaited, Slots{gathered + i * kUnitPacks, layout.shard, rank}, got)) {
         failed = true;
         break;
       }

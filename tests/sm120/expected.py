@@ -41,8 +41,8 @@ class Steps:
 
 
 def one_shot(world: int, _: int) -> Steps:
-    # Read to be sent, the first before the call's state is known and each of the others one ahead, and read once more to
-    # be summed: a lane may have more packs than it has registers for.
+    # Read to be sent (the first before the call's state is known, the others one ahead), and once more to be summed: a
+    # lane may have more packs than it has registers for.
     return Steps(sends=world - 1, looks=world, stages=1, alone=0, reads=2 + 1, writes=1 + 1)
 
 

@@ -1,0 +1,38 @@
+#include "protocol/staged.h"
+
+#include "cuda/launch.h"
+#include "cuda/staged_machine.cuh"
+
+namespace pcie_allreduce::cuda {
+namespace {
+
+template <class Element, int kWorld, bool kRagged>
+__global__ void __launch_bounds__(kMaxThreads + kStewards, 2)
+    run_staged_one_shot(const __grid_constant__ CallParams params) {
+  StagedMachine<Element, kRagged> machine(params.channel, params.request);
+  staged_one_shot<Element, kWorld>(machine, params.channel, params.request);
+}
+
+template <class Element, int kWorld, bool kRagged>
+__global__ void __launch_bounds__(kMaxThreads + kStewards, 2)
+    run_staged_two_shot(const __grid_constant__ CallParams params) {
+  StagedMachine<Element, kRagged> machine(params.channel, params.request);
+  staged_two_shot<Element, kWorld>(machine, params.channel, params.request);
+}
+
+}  // namespace
+
+const void* staged_kernel(Algorithm algorithm, Dtype dtype, Word world, bool ragged) {
+  return dispatch<Elements>(dtype, [&]<class Element>() {
+    return dispatch_world<Element>(world, [&]<class, int kWorld>() {
+      if (algorithm == Algorithm::kTwoShot) {
+        return ragged ? reinterpret_cast<const void*>(&run_staged_two_shot<Element, kWorld, true>)
+                      : reinterpret_cast<const void*>(&run_staged_two_shot<Element, kWorld, false>);
+      }
+      return ragged ? reinterpret_cast<const void*>(&run_staged_one_shot<Element, kWorld, true>)
+                    : reinterpret_cast<const void*>(&run_staged_one_shot<Element, kWorld, false>);
+    });
+  });
+}
+
+}  // namespace pcie_allreduce::cuda

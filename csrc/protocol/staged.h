@@ -1,0 +1,143 @@
+// Staged push, where GPUs cannot write to each other: every rank writes to its own slab in host memory, once for all
+// readers. Four phases, re-armed by their writer: call k re-arms what call k - 2 used, and completes that by a fence
+// before it ends, because readers poll a slot for call k + 2 as soon as they have call k + 1.
+#pragma once
+
+#include "protocol/shards.h"
+
+namespace pcie_allreduce {
+
+// The same place in every source's slab.
+struct StagedSlots {
+  const Channel& channel;
+  Word phase;
+  Word offset;
+  Word reader;
+  PAR_INLINE const Pack* of(Word source) const {
+    return area_of(channel.slab[source], phase, channel.area_packs) + offset;
+  }
+};
+
+template <class Machine>
+PAR_INLINE void announce(Machine& machine, const Waiting& about, Pack* own) {
+  const Range once = machine.once_a_rank(1);
+  for (Word i = once.first; i < once.end; i += once.step) machine.put(own, about.signature);
+}
+
+template <class Machine>
+PAR_INLINE void rearm_staged(Machine& machine, const Channel& channel, const Call& call) {
+  constexpr Word kUnitPacks = sizeof(typename Machine::Unit) / sizeof(Pack);
+  Pack* area = area_of(channel.slab[channel.rank], two_phases_before(call.phase), channel.area_packs);
+  const Range mine = machine.share(call.stale / kUnitPacks);  // whole lines, so whole units
+  for (Word i = mine.first; i < mine.end; i += mine.step) machine.arm(area + i * kUnitPacks);
+  if (mine.first < mine.end) machine.fence();
+}
+
+template <class Element, int kWorld, class Machine>
+PAR_INLINE void staged_one_shot(Machine& machine, const Channel& channel, const Request& given) {
+  using Unit = typename Machine::Unit;
+  constexpr Word kUnitPacks = sizeof(Unit) / sizeof(Pack);
+  const Call call = machine.begin_call();
+  const Waiting about = waiting_for(machine, channel, given, call);
+  const Request request = given;
+  const StagedLayout layout(1, request.units());
+  const Range mine = machine.share(request.units<Unit>());
+  Unit ahead = {};
+  if (mine.first < mine.end) ahead = machine.read(request, mine.first);
+  bool failed = call.failed;
+
+  if (!failed) {
+    Pack* own = area_of(channel.slab[channel.rank], call.phase, channel.area_packs);
+    announce(machine, about, own);
+    for (Word i = mine.first; i < mine.end; i += mine.step) {
+      const Unit unit = encoded(ahead);
+      if (i + mine.step < mine.end) ahead = machine.read(request, i + mine.step);
+      machine.put(own + layout.payload(0) + i * kUnitPacks, unit);
+    }
+    rearm_staged(machine, channel, call);
+    failed = !signatures_agree(machine, about);
+    for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
+      Unit got[kWorld];
+      const StagedSlots slots{channel, call.phase, layout.payload(0) + i * kUnitPacks, channel.rank};
+      failed = !take_all(machine, about, Stage::kGather, slots, encoded(machine.read(request, i)), got);
+      if (!failed) machine.write(request, i, sum_in_rank_order<Element>(got));
+    }
+  }
+
+  if (machine.any_failed(failed)) {
+    for (Word i = mine.first; i < mine.end; i += mine.step) machine.write(request, i, Element::nan());
+    return;
+  }
+  machine.end_call(call, layout.used());
+}
+
+template <class Element, int kWorld, class Machine>
+PAR_INLINE void staged_two_shot(Machine& machine, const Channel& channel, const Request& given) {
+  using Unit = typename Machine::Unit;
+  constexpr Word kUnitPacks = sizeof(Unit) / sizeof(Pack);
+  const Call call = machine.begin_call();
+  const Waiting about = waiting_for(machine, channel, given, call);
+  const Request request = given;
+  const Word rank = channel.rank;
+  const StagedLayout layout(kWorld, request.units());
+  const Word units = request.units<Unit>();
+  const Word shard = layout.shard / kUnitPacks;
+  const Range mine = machine.share(shard);
+  Word owner[kWorld - 1];
+  PAR_UNROLL
+  for (Word hop = 0; hop < kWorld - 1; ++hop) owner[hop] = after(rank, hop + 1, kWorld);
+  Unit ahead[kWorld - 1] = {};
+  read_shards(machine, request, owner, shard, mine.first, ahead);
+  bool failed = call.failed;
+
+  if (!failed) {
+    Pack* own = area_of(channel.slab[rank], call.phase, channel.area_packs);
+    announce(machine, about, own);
+    for (Word i = mine.first; i < mine.end; i += mine.step) {
+      if (i != mine.first) read_shards(machine, request, owner, shard, i, ahead);
+      PAR_UNROLL
+      for (Word hop = 0; hop < kWorld - 1; ++hop) {
+        if (owner[hop] * shard + i < units) {
+          machine.put(own + layout.payload(owner[hop]) + i * kUnitPacks, encoded(ahead[hop]));
+        }
+      }
+    }
+    rearm_staged(machine, channel, call);
+    failed = !signatures_agree(machine, about);
+    for (Word i = mine.first; i < mine.end && rank * shard + i < units && !failed; i += mine.step) {
+      Unit got[kWorld];
+      const StagedSlots slots{channel, call.phase, layout.payload(rank) + i * kUnitPacks, rank};
+      const Unit mine_of_it = encoded(machine.read(request, rank * shard + i));
+      failed = !take_all(machine, about, Stage::kScatter, slots, mine_of_it, got);
+      if (failed) break;  // and sends nothing: its peers must not take NaN for a sum
+      const Unit sum = encoded(sum_in_rank_order<Element>(got));
+      machine.put(own + layout.sums() + i * kUnitPacks, sum);
+      machine.write(request, rank * shard + i, sum);
+    }
+    for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
+      Unit got[kWorld] = {};
+      Word awaited = 0;
+      PAR_UNROLL
+      for (Word source = 0; source < kWorld; ++source) {
+        if (source != rank && source * shard + i < units) awaited |= 1u << source;
+      }
+      const StagedSlots slots{channel, call.phase, layout.sums() + i * kUnitPacks, rank};
+      failed = !take(machine, about, Stage::kGather, awaited, slots, got);
+      PAR_UNROLL
+      for (Word source = 0; source < kWorld; ++source) {
+        if (!failed && (awaited >> source & 1u)) machine.write(request, source * shard + i, got[source]);
+      }
+    }
+  }
+
+  if (machine.any_failed(failed)) {
+    for (Word i = mine.first; i < mine.end; i += mine.step) {
+      PAR_ROLLED
+      for (Word at = i; at < units; at += shard) machine.write(request, at, Element::nan());
+    }
+    return;
+  }
+  machine.end_call(call, layout.used());
+}
+
+}  // namespace pcie_allreduce
