@@ -112,8 +112,9 @@ endef
 
 # setuptools would put into the wheel what build/lib still has of an earlier build.
 build/installed: $(SOURCES) build/settings $(ENVIRONMENT)
-	rm -rf build/lib* build/bdist*
-	$(PIP) install --no-build-isolation --no-deps .
+	rm -rf build/lib* build/bdist* build/wheel
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir build/wheel .
+	$(PIP) install --no-deps --force-reinstall build/wheel/*.whl
 	touch $@
 
 build/settings: FORCE

@@ -75,7 +75,7 @@ def main() -> None:
     meta = answer["meta_info"]
     told = {name: meta[f"spec_{name}"] for name in ("verify_ct", "num_correct_drafts", "num_proposed_drafts")}
     print("RESULT", json.dumps({"tokens": answer["output_ids"], **told}), flush=True)
-    time.sleep(1.5)  # the ranks are killed, and would not tell how many all-reduces they have served
+    time.sleep(3.0)  # the ranks are killed, and would not tell how many all-reduces they have served
     engine.shutdown()
 
 

@@ -21,18 +21,14 @@ else
 test-sglang: $(SGLANG_VENV)/installed $(SGLANG_OLD)/ready
 	SGLANG_059=$(abspath $(SGLANG_OLD)) $(SGLANG_VENV)/bin/pytest tests/sglang -m sglang
 
-# From a copy, since the other build of these sources may have CUDA in it.
-$(SGLANG_VENV)/installed: $(SOURCES) $(SGLANG_VENV)/ready
-	rm -rf build/sglang-source
-	mkdir build/sglang-source
-	cp -r csrc cmake pcie_allreduce CMakeLists.txt setup.py pyproject.toml README.md LICENSE build/sglang-source
-	PCIE_ALLREDUCE_CPU_ONLY=1 $(SGLANG_PIP) install --no-build-isolation --no-deps ./build/sglang-source
+$(SGLANG_VENV)/installed: build/installed $(SGLANG_VENV)/ready
+	$(SGLANG_PIP) install --no-deps --force-reinstall build/wheel/*.whl
 	touch $@
 
 $(SGLANG_VENV)/ready: tests/sglang/requirements.txt | $(ENVIRONMENT)
 	$(PYTHON) -m venv --clear $(SGLANG_VENV)
 	$(call install_cpu_torch,$(SGLANG_PIP))
-	$(SGLANG_PIP) install -r $< $(call needs,requires) $(call needs,dependencies)
+	$(SGLANG_PIP) install -r $< $(call needs,dependencies)
 	$(SGLANG_PIP) install --no-deps sglang==0.5.23
 	touch $@
 

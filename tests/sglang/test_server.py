@@ -32,12 +32,13 @@ def tokens(two_layers: str, tmp_path_factory: pytest.TempPathFactory) -> list[in
     return made
 
 
-def served_so_far(server: launch.Server) -> tuple[int, int]:
-    """Served by us and by the engine, when the last line about it is older than the shortest time between two."""
-    time.sleep(1.5)
-    lines = re.findall(r"pcie-allreduce: group tp:0 served (\d+) all-reduces \((\d+) went to the engine\)", server.log)
-    assert lines, server.tail()
-    return int(lines[-1][0]), int(lines[-1][1])
+def served_all(server: launch.Server, *numbers: int) -> None:
+    """The log comes to tell one of these numbers and no other afterwards; the engine has got nothing."""
+    server.await_log(rf"group tp:0 served ({'|'.join(map(str, numbers))}) all-reduces ")
+    time.sleep(1.0)  # more than the shortest time between two lines
+    told = re.findall(r"pcie-allreduce: group tp:0 served (\d+) all-reduces \((\d+) went to the engine\)", server.log)
+    assert int(told[-1][0]) in numbers
+    assert {engine for _, engine in told} == {"0"}
 
 
 def fails(server: launch.Server, call: int, sentence: str) -> None:
@@ -58,9 +59,9 @@ def test_the_flag_serves_the_same_tokens_and_a_rank_that_stops_is_named(
     with launch.server(STOCK, two_layers, tmp_path / "log", "--enable-pcie-allreduce", **variables) as server:
         assert server.generate(PROMPT, NEW_TOKENS) == tokens
         assert re.search(r"pcie-allreduce: on for group tp:0: 2 ranks, transport cpu, .* MB of memory", server.log)
-        assert served_so_far(server) == (calls, 0)
+        served_all(server, calls)
         assert server.generate(PROMPT, NEW_TOKENS) == tokens
-        assert served_so_far(server) == (2 * calls, 0)
+        served_all(server, 2 * calls)
         fails(server, 2 * calls + 17, "rank 1 is missing")  # it is alive: nothing but the missed call tells
 
 
@@ -72,9 +73,7 @@ def test_the_old_sglang_serves_them_by_our_launcher_and_a_rank_that_is_killed_is
     variables = {**LIMITS, **killed, **launch.old_environment(old_sglang)}
     with launch.server(OURS, two_layers, tmp_path / "log", "--enable-pcie-allreduce", **variables) as server:
         assert server.generate(PROMPT, NEW_TOKENS) == tokens
-        served, engine = served_so_far(server)
-        assert served in (PER_FORWARD * NEW_TOKENS, PER_FORWARD * (NEW_TOKENS + 1))
-        assert engine == 0
+        served_all(server, PER_FORWARD * NEW_TOKENS, PER_FORWARD * (NEW_TOKENS + 1))
         fails(server, 57, "the process of rank 1 has ended")
 
 
