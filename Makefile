@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12         the interpreter to use (for another than .venv has: make clean first)
 #   VENV=                     empty: use that interpreter itself. Nothing is fetched; the package alone is built and
-#                             installed into it (pip install --no-build-isolation --no-deps), for which
+#                             installed into it (--no-build-isolation --no-deps), for which
 #                             scikit-build-core, pybind11, cmake and ninja must be there. For machines without a network.
 #   BENCH_ARGS="--ranks 2"    passed to `pcie-allreduce bench`
 #   PYTEST_ARGS="-k words"    passed to pytest
