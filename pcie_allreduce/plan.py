@@ -2,7 +2,8 @@
 
 All ranks must run the same algorithm, so the choice is a function of what they have agreed on (sizes, islands, link
 figures, mailbox size) and never of a rank's own clock or GPU. Over PCIe what decides is how many bytes cross which
-link, which no measurement on other links can tell: hence a cost model. Pure; imports nothing of this package.
+link, which no measurement on other links can tell: hence a cost model; and a table of steps where `pcie-allreduce tune`
+has measured this very machine. Pure; imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ MAILBOX_OFFSET = 12288
 ALGORITHMS = ("one_shot", "two_shot", "island")
 ONE_SHOT_ROOM = 64 * 1024  # bytes that one-shot is given room for, though the others need less: above all crossovers
 MAX_THREADS = 256
+WARP = 32
 USEFUL_BLOCKS = 128  # measured: one pack a lane at 512 KB, 128 x 256, takes 3.6 us where two, 64 x 256, take 4.4
 
 
@@ -33,6 +35,33 @@ class Plan:
     algorithm: str
     blocks: int
     threads: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """What was measured to be best for calls of at most `up_to` bytes, and of more than the step before has.
+
+    `algorithm` "auto": what the cost model chooses; `threads` None: what `shape` chooses. `fallback`: the group's other
+    all-reduce was faster still, and serves where there is one.
+    """
+
+    dtype_bytes: int
+    up_to: int
+    algorithm: str = "auto"
+    threads: int | None = None
+    fallback: bool = False
+
+    def __post_init__(self) -> None:
+        """Steps come from files, and a plan must not be made of anything else."""
+        numbers = (self.dtype_bytes, self.up_to, *(() if self.threads is None else (self.threads,)))
+        whole = all(type(number) is int for number in numbers) and type(self.fallback) is bool
+        if not whole or self.dtype_bytes not in (2, 4) or self.up_to < 1 or self.algorithm not in ("auto", *ALGORITHMS):
+            raise ValueError(f"no step of a tuned table: {self}")
+        if self.threads is not None and (self.threads not in range(WARP, MAX_THREADS + 1, WARP)):
+            raise ValueError(f"{self.threads} threads are no multiple of {WARP} up to {MAX_THREADS}")
+
+
+Tuned = tuple[Step, ...]  # within a dtype_bytes by rising up_to
 
 
 class LinkFigures(NamedTuple):
@@ -180,6 +209,11 @@ def cheapest(
     return min(names, key=lambda name: cost_us(name, world, nbytes, dtype_bytes, islands, figures))
 
 
+def step_for(tuned: Tuned, nbytes: int, dtype_bytes: int) -> Step | None:
+    """None beyond the last step."""
+    return next((step for step in tuned if step.dtype_bytes == dtype_bytes and nbytes <= step.up_to), None)
+
+
 @lru_cache(maxsize=4096)
 def choose(
     world: int,
@@ -190,23 +224,30 @@ def choose(
     area_packs: int,
     max_blocks: int,
     algorithm: str = "auto",
+    tuned: Tuned = (),
 ) -> Plan | None:
     """The plan of a call of nbytes (> 0) on this rank; None where nothing fits the mailbox.
 
-    All but max_blocks must be equal on all ranks; max_blocks shapes the launch and never the algorithm.
+    All but max_blocks must be equal on all ranks; max_blocks shapes the launch and never the algorithm. A step is taken
+    where "auto" was asked for and the step's algorithm serves and fits; else the cost model decides.
     """
     names = candidates(world, islands, algorithm, figures.staged)
     fitting = [name for name in names if packs_used(name, world, nbytes, dtype_bytes, figures.staged) <= area_packs]
     if not fitting:
         return None
-    best = cheapest(fitting, world, nbytes, dtype_bytes, islands, figures)
-    return Plan(best, *shape(best, lanes(best, world, nbytes), max_blocks))
+    step = step_for(tuned, nbytes, dtype_bytes) if algorithm == "auto" else None
+    if step is not None and step.algorithm in fitting:
+        best, threads = step.algorithm, step.threads
+    else:
+        best, threads = cheapest(fitting, world, nbytes, dtype_bytes, islands, figures), None
+    return Plan(best, *shape(best, lanes(best, world, nbytes), max_blocks, threads))
 
 
-def shape(algorithm: str, lane_count: int, max_blocks: int) -> tuple[int, int]:
+def shape(algorithm: str, lane_count: int, max_blocks: int, wanted: int | None = None) -> tuple[int, int]:
     """Blocks and data threads: small blocks start and synchronise faster and spread over the GPU, while they last.
 
-    The bounds are measured: two H200, 14 KB to 1 MB, one-shot at 2 and 8 ranks, the others at 8.
+    The bounds are measured: two H200, 14 KB to 1 MB, one-shot at 2 and 8 ranks, the others at 8. `wanted` threads take
+    the place of that choice; lanes without a pack are cut off all the same.
     """
     if algorithm == "one_shot":
         spread_over = min(max_blocks, 64)
@@ -216,9 +257,10 @@ def shape(algorithm: str, lane_count: int, max_blocks: int) -> tuple[int, int]:
     most = min(max_blocks, USEFUL_BLOCKS)
     if most * threads < lane_count:
         threads = MAX_THREADS
+    threads = threads if wanted is None else wanted
     blocks = max(1, min(most, -(-lane_count // threads)))
-    evenly = -(-lane_count // blocks // 32) * 32
-    return blocks, max(32, min(threads, evenly))
+    evenly = -(-lane_count // blocks // WARP) * WARP
+    return blocks, max(WARP, min(threads, evenly))
 
 
 def _owners(algorithm: str, world: int) -> int:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 
 from pcie_allreduce import _C
 from pcie_allreduce.plan import (
     ALGORITHMS,
+    MAX_THREADS,
     LinkFigures,
     Plan,
+    Step,
+    Tuned,
     area_packs_for,
     choose,
     cost_us,
@@ -21,6 +25,7 @@ from pcie_allreduce.plan import (
     serves,
     shape,
     stages,
+    step_for,
 )
 from pcie_allreduce.presets import PRESETS
 from pcie_allreduce.traffic import Islands, across, packs_sent
@@ -267,3 +272,91 @@ def test_shapes_are_launchable_and_waste_less_than_a_warp_a_block(algorithm: str
         assert threads in range(32, 257, 32)
         assert (blocks * threads < count + 32 * blocks) or threads == 32
         assert blocks * threads >= count or threads == 256
+
+
+# A table that was measured
+
+STEPS: Tuned = (
+    Step(2, 4 * KB, "two_shot", 64),
+    Step(2, 64 * KB),
+    Step(2, MB, "island", fallback=True),
+    Step(4, 8 * KB, "two_shot"),
+)
+
+
+def tuned_plan(nbytes: int, dtype_bytes: int = 2, algorithm: str = "auto", tuned: Tuned = STEPS) -> Plan:
+    figures = PRESETS["pcie5-dual-socket"].figures
+    plan = choose(8, nbytes, dtype_bytes, True, figures, area_packs_for(8, 4 * MB), 128, algorithm, tuned)
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "dtype_bytes", "expected"),
+    [
+        (1, 2, "two_shot"),
+        (4 * KB, 2, "two_shot"),
+        (4 * KB + 2, 2, ONE),  # the untuned plan, which a step has left in place
+        (64 * KB, 2, TWO),
+        (64 * KB + 2, 2, "island"),
+        (MB, 2, "island"),
+        (8 * KB, 4, "two_shot"),
+        (16 * KB, 4, tuned_plan(16 * KB, 4, tuned=()).algorithm),  # beyond the last step
+        (2 * MB, 2, tuned_plan(2 * MB, tuned=()).algorithm),
+    ],
+)
+def test_a_table_decides_up_to_its_last_step(nbytes: int, dtype_bytes: int, expected: str) -> None:
+    assert tuned_plan(nbytes, dtype_bytes).algorithm == expected
+
+
+def test_steps_are_told_with_their_fallback() -> None:
+    assert step_for(STEPS, 64 * KB + 2, 2) == STEPS[2]
+    assert step_for(STEPS, MB + 2, 2) is None
+    assert step_for(STEPS, 1, 4) == STEPS[3]
+    assert step_for((), 1, 2) is None
+
+
+def test_an_algorithm_that_was_asked_for_is_not_overruled() -> None:
+    assert tuned_plan(KB, algorithm="one_shot") == tuned_plan(KB, algorithm="one_shot", tuned=())
+
+
+def test_a_step_that_does_not_serve_or_fit_leaves_the_cost_model_in_charge() -> None:
+    figures = PRESETS["pcie5-switch"].figures
+    about = (8, 43008, 2, False, figures, area_packs_for(8, 64 * KB), 128)
+    assert choose(*about, "auto", (Step(2, MB, "island"),)) == choose(*about)
+    large = (8, 512 * KB, 2, False, figures, area_packs_for(8, 512 * KB), 128)
+    assert choose(*large, "auto", (Step(2, MB, "one_shot"),)) == choose(*large)
+    pair = (2, 1024, 2, False, figures, area_packs_for(2, 1024), 128)
+    assert choose(*pair, "auto", (Step(2, MB, "two_shot"),)) == choose(*pair)
+    assert choose(8, MB, 2, False, figures, 1000, 48, "auto", (Step(2, 2 * MB, "one_shot"),)) is None
+
+
+def test_the_algorithm_of_a_step_does_not_depend_on_how_a_rank_can_launch() -> None:
+    figures = PRESETS["pcie5-switch"].figures
+    for nbytes, threads in itertools.product(LADDER, (None, 32, 96, MAX_THREADS)):
+        about = (8, nbytes, 2, False, figures, area_packs_for(8, 4 * MB))
+        plans = [choose(*about, blocks, "auto", (Step(2, 4 * MB, "two_shot", threads),)) for blocks in (1, 5, 33, 128)]
+        assert {plan.algorithm for plan in plans if plan is not None} == {"two_shot"}
+        assert None not in plans
+
+
+@pytest.mark.parametrize("threads", range(32, MAX_THREADS + 1, 32))
+@pytest.mark.parametrize("max_blocks", [1, 7, 128])
+def test_asked_threads_are_launchable_and_the_most_that_are_taken(threads: int, max_blocks: int) -> None:
+    for nbytes in LADDER:
+        count = lanes("one_shot", 8, nbytes)
+        blocks, taken = shape("one_shot", count, max_blocks, threads)
+        assert 1 <= blocks <= max_blocks
+        assert taken in range(32, threads + 1, 32)
+        assert blocks * taken >= count or taken == threads
+        assert blocks * taken < count + 32 * blocks or taken == 32
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(3, 1024), (2, 0), (2, 1024.0), (True, 1024), (2, 1024, "ring"), (2, 1024, "auto", 33), (2, 1024, "auto", 288),
+     (2, 1024, "auto", 0), (2, 1024, "auto", "64"), (2, 1024, "auto", None, 1), ("2", 1024), (2, 1024, ["auto"])],
+)  # fmt: skip
+def test_a_step_is_made_of_nothing_else(values: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match=r"no step of a tuned table|no multiple of 32 up to 256"):
+        Step(*values)
