@@ -21,6 +21,7 @@ from pcie_allreduce import _C
 from pcie_allreduce.bench import procedure
 from pcie_allreduce.bench.backends import catalogue
 from pcie_allreduce.bench.settings import Machine, Settings
+from pcie_allreduce.cache import cpu_model
 
 TOOL_LIMIT = 20.0  # seconds that nvidia-smi, git and the like may take
 
@@ -50,7 +51,7 @@ def stamp(settings: Settings, here: Machine) -> dict[str, Any]:
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": {"model": _cpu_model(), "cores": os.cpu_count()},
+        "cpu": {"model": cpu_model(), "cores": os.cpu_count()},
         "driver": _driver() if settings.gpus else None,
         "mps": here.mps,
         "topology": _topology() if settings.gpus else None,
@@ -139,14 +140,6 @@ def _driver() -> str | None:
 def _topology() -> str | None:
     text = run_tool("nvidia-smi", "topo", "-m")
     return re.sub(r"\x1b\[[0-9;]*m", "", text) if text else None  # its heading is underlined
-
-
-def _cpu_model() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or None
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
 
 
 def _asked(settings: Settings) -> dict[str, Any]:
