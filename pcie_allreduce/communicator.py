@@ -17,7 +17,7 @@ from . import ops
 from .construction import CLOSE_PATIENCE, Wishes, agree, build, describe, device_of
 from .errors import ClosedError
 from .faults import fault_error
-from .plan import Plan, choose
+from .plan import Plan, Tuned, choose, step_for
 from .rendezvous import Rendezvous
 from .transport import DTYPE_CODES, Transport
 from .watcher import Watcher
@@ -86,7 +86,7 @@ class Communicator:
         self._fallback = fallback
         self._turn = threading.Lock()
         self._memory = threading.Lock()  # so that close() does not unmap what stats() reads in another thread
-        wishes = Wishes(device, max_bytes, timeout, warmup_timeout, transport, algorithm)
+        wishes = Wishes(device, max_bytes, timeout, warmup_timeout, transport, algorithm, fallback is not None)
         member = rendezvous.stage("checking the arguments", lambda: describe(wishes, self.rank, self.world_size))
         self.device = device_of(member)
         self.max_bytes = member.max_bytes
@@ -94,6 +94,10 @@ class Communicator:
         self._algorithm = algorithm
         self._plans: dict[tuple[int, torch.dtype], Plan | None] = {}
         self._transport, self._survey = build(rendezvous, members, survey)
+        self.cache_key = self._survey.table.key
+        self._tuned = self._survey.table.steps
+        if self.rank == 0:
+            logger.info("%s", self._survey.table.origin)
         self.transport = self._transport.name
         self.memory_bytes = self._transport.memory_bytes
         self._finalizer = weakref.finalize(self, _let_go, self._transport)
@@ -112,8 +116,18 @@ class Communicator:
 
     def algorithm_for(self, x: torch.Tensor) -> str:
         """Name of the algorithm that serves x; "none" where the fallback or an error does."""
-        plan = self._plan(x) if self.supports(x) and x.numel() > 0 else None
+        plan = self.plan_for(x)
         return "none" if plan is None else plan.algorithm
+
+    def plan_for(self, x: torch.Tensor) -> Plan | None:
+        """The algorithm, equal on all ranks, and this rank's launch shape; None where algorithm_for says "none"."""
+        return self._plan(x) if self.supports(x) and x.numel() > 0 else None
+
+    def replan(self, tuned: Tuned) -> None:
+        """Takes this table in place of what the cache had, to measure it. On all ranks, between the same calls of each;
+        CUDA graphs keep what they were captured with."""
+        self._tuned = tuned
+        self._plans.clear()
 
     def _plan(self, x: torch.Tensor) -> Plan | None:
         key = (x.nbytes, x.dtype)
@@ -127,8 +141,16 @@ class Communicator:
                 self._transport.area_packs,
                 self._transport.max_blocks,
                 self._algorithm,
+                self._tuned,
             )
         return self._plans[key]
+
+    def _fallback_is_faster(self, x: torch.Tensor) -> bool:
+        """Where it was measured to be, and is there: all ranks have one or none has."""
+        if self._fallback is None or self._algorithm != "auto":
+            return False
+        step = step_for(self._tuned, x.nbytes, x.element_size())
+        return step is not None and step.fallback
 
     def _refusal(self, x: torch.Tensor) -> Exception | None:
         if self._closed is not None:
@@ -147,6 +169,8 @@ class Communicator:
             return ValueError(
                 f"algorithm {self._algorithm!r} does not serve {x.nbytes} bytes of {x.dtype} in this mailbox"
             )
+        if x.numel() > 0 and self._fallback_is_faster(x):
+            return ValueError(f"for {x.nbytes} bytes of {x.dtype} the fallback was measured to be faster")
         if x.requires_grad and torch.is_grad_enabled():
             return ValueError("the tensor requires grad, and gradients are not recorded: use torch.no_grad()")
         return None
@@ -205,9 +229,12 @@ class Communicator:
     def _served_elsewhere(self, x: torch.Tensor, out: torch.Tensor | None, refusal: Exception) -> torch.Tensor:
         if self._fallback is None or isinstance(refusal, ClosedError) or not isinstance(x, torch.Tensor):
             raise refusal
-        result = x.detach().clone(memory_format=torch.contiguous_format)
+        if out is not None and x.is_contiguous():  # another x may lie in the same memory in another order
+            result = out.copy_(x.detach())
+        else:
+            result = x.detach().clone(memory_format=torch.contiguous_format)
         dist.all_reduce(result, group=self._fallback)
-        return result if out is None else out.copy_(result)
+        return result if out is None or result is out else out.copy_(result)
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from . import _C, nvml, plan, presets, topology
+from . import _C, cache, nvml, plan, presets, topology
 from .errors import SetupError
 from .rendezvous import Member, Rendezvous, disagreement
 from .transport import CpuTransport, GpuTransport, Transport, why_no_p2p
@@ -34,6 +34,16 @@ class Wishes:
     warmup_timeout: float
     transport: str
     algorithm: str
+    fallback: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """What the cache has under `key`: `steps`, if any, and `origin`, which says where they lie or why there are none."""
+
+    key: cache.Key
+    steps: plan.Tuned
+    origin: str
 
 
 @dataclass(frozen=True)
@@ -44,11 +54,14 @@ class Survey:
     islands: topology.Islands | None
     reason: str
     figures: plan.LinkFigures
+    table: Table
+    staged_table: Table
 
     def staged(self) -> Survey:
         """The same machine, its ranks meeting in host memory."""
         figures = presets.staged_preset_for(self.snapshot).figures
-        return replace(self, islands=None, reason="ranks that meet in host memory have no islands", figures=figures)
+        reason = "ranks that meet in host memory have no islands"
+        return replace(self, islands=None, reason=reason, figures=figures, table=self.staged_table)
 
 
 def describe(wishes: Wishes, rank: int, world_size: int) -> Member:
@@ -84,6 +97,7 @@ def describe(wishes: Wishes, rank: int, world_size: int) -> Member:
         area_packs=plan.area_packs_for(world_size, max_bytes, wishes.algorithm, wishes.transport == "host"),
         transport=wishes.transport,
         algorithm=wishes.algorithm,
+        fallback=wishes.fallback,
         timeout=timeout,
         warmup_timeout=warmup_timeout,
     )
@@ -95,7 +109,12 @@ def agree(rendezvous: Rendezvous, member: Member) -> tuple[list[Member], Survey]
     differ = disagreement(members)
     if differ is not None:
         raise SetupError(differ)
-    survey = rendezvous.gather(rendezvous.stage("looking at the machine", lambda: _survey(members)))[0]
+
+    def look() -> Survey | None:
+        return _survey(members) if rendezvous.rank == 0 else None
+
+    survey = rendezvous.gather(rendezvous.stage("looking at the machine", look))[0]
+    assert survey is not None  # rank 0 has looked, or the stage had failed
     if member.algorithm == "island" and survey.islands is None:
         raise SetupError(f"algorithm 'island' needs two islands: {survey.reason}")
     return members, survey
@@ -192,6 +211,22 @@ def _transport_for(device: torch.device) -> str:
 
 def _survey(members: list[Member]) -> Survey:
     snapshot = nvml.read([member.device_id for member in members])
-    decision = topology.decide_islands(snapshot, os.environ.get("PCIE_ALLREDUCE_ISLANDS"))
+    override = os.environ.get("PCIE_ALLREDUCE_ISLANDS")
+    decision = topology.decide_islands(snapshot, override)
     figures = presets.preset_for(snapshot, decision.islands is not None).figures
-    return Survey(snapshot, decision.islands, decision.reason, figures)
+    tables = []
+    for transport in (_transport_for(device_of(members[0])), "host"):
+        key = cache.key_for(snapshot, transport, override, members[0].version, members[0].layout)
+        tables.append(_table(key, members[0].algorithm))
+    return Survey(snapshot, decision.islands, decision.reason, figures, *tables)
+
+
+def _table(key: cache.Key, algorithm: str) -> Table:
+    if algorithm != "auto":
+        return Table(key, (), f"no tuned table is used: algorithm {algorithm!r} was asked for")
+    if os.environ.get("PCIE_ALLREDUCE_TUNED") == "0":
+        return Table(key, (), "no tuned table is used: PCIE_ALLREDUCE_TUNED is 0")
+    tuned, where = cache.load_tuned(key)
+    if tuned is None:
+        return Table(key, (), f"no tuned table is used, the cost model chooses: {where}")
+    return Table(key, tuned, f"tuned table of {where} is used")

@@ -32,6 +32,7 @@ class Member:
     area_packs: int
     transport: str
     algorithm: str
+    fallback: bool  # whether there is one
     timeout: float
     warmup_timeout: float
 
@@ -46,6 +47,7 @@ _AGREED = {
     "area_packs": "mailbox sizes",
     "transport": "transports",
     "algorithm": "algorithms",
+    "fallback": "fallback groups",
     "timeout": "timeouts",
     "warmup_timeout": "warm-up timeouts",
 }
