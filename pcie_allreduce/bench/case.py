@@ -6,7 +6,7 @@ neighbours) meets all alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from pcie_allreduce.bench.inputs import DTYPES, Expectation, Source, Workload, e
 from pcie_allreduce.bench.procedure import PAIRS, GpuClock, HostClock, Stopwatch, Timing, counts_for, fold, time_repeat
 from pcie_allreduce.bench.rows import Row
 from pcie_allreduce.bench.settings import ITEM_BYTES, Settings
+from pcie_allreduce.errors import PcieAllReduceError
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,10 @@ class Message:
 
 
 Tell = Callable[[Message], None]
+
+
+class WrongSum(PcieAllReduceError):
+    """What was to be timed does not sum right."""
 
 
 @dataclass
@@ -51,13 +56,12 @@ class Case:
         self._elements = nbytes // ITEM_BYTES[settings.dtype]
         self._counts = counts_for(settings.device, mode, nbytes, seat.world)
 
-    def measure(self, backends: Sequence[tuple[Job, Backend]]) -> None:
+    def measure(self, backends: Sequence[tuple[Job, Backend]], judge_first: bool = False) -> None:
+        """`judge_first`: nothing is timed unless all have summed whole numbers exactly; else `WrongSum`."""
         entries = [self._prepare(job, backend) for job, backend in backends]
+        verdicts: Iterable[Verdict] = self._all_exact(entries) if judge_first else self._verdicts(entries)
         self._time(entries)
-        integers = self._expect(self._workload.integers, exactly=True)
-        reals = self._expect(self._workload.reals, exactly=False)
-        for entry in entries:
-            verdict = self._judge(entry, integers, reals)
+        for entry, verdict in zip(entries, verdicts, strict=True):
             self._tell(Message("row", self._row(entry, fold(self._gather(entry.repeats)), verdict)))
             self._step(entry, "check")
         for entry in entries:
@@ -65,11 +69,14 @@ class Case:
 
     def _prepare(self, job: Job, backend: Backend) -> _Entry:
         pairs = make_pairs(PAIRS, self._elements, DTYPES[self._settings.dtype], self._seat.device)
+        self._fill(pairs)
+        run: Run = (GraphRun if self._mode == "graph" else EagerRun)(backend, pairs, self._counts)
+        return _Entry(job, backend, pairs, run)
+
+    def _fill(self, pairs: list[Pair]) -> None:
         timed = self._workload.timed(self._seat.rank, self._elements)
         for index, pair in enumerate(pairs):
             pair.source.copy_(shifted(timed, index))
-        run: Run = (GraphRun if self._mode == "graph" else EagerRun)(backend, pairs, self._counts)
-        return _Entry(job, backend, pairs, run)
 
     def _time(self, entries: list[_Entry]) -> None:
         watch: Stopwatch = GpuClock() if self._settings.gpus else HostClock()
@@ -82,6 +89,21 @@ class Case:
     def _expect(self, source: Source, exactly: bool) -> list[Expectation]:
         expectation = expect(source, self._seat.rank, self._seat.world, self._elements, exactly)
         return [expectation.for_pair(pair) for pair in range(PAIRS)]
+
+    def _all_exact(self, entries: list[_Entry]) -> list[Verdict]:
+        verdicts = list(self._verdicts(entries))
+        wrong = [entry.job.label for entry, verdict in zip(entries, verdicts, strict=True) if not verdict.exact]
+        if wrong:
+            raise WrongSum(f"sums of {self._nbytes} bytes are not exact: {', '.join(wrong)}")
+        for entry in entries:
+            self._fill(entry.pairs)
+        return verdicts
+
+    def _verdicts(self, entries: list[_Entry]) -> Iterator[Verdict]:
+        integers = self._expect(self._workload.integers, exactly=True)
+        reals = self._expect(self._workload.reals, exactly=False)
+        for entry in entries:
+            yield self._judge(entry, integers, reals)
 
     def _judge(self, entry: _Entry, integers: list[Expectation], reals: list[Expectation]) -> Verdict:
         if not entry.backend.reduces:

@@ -52,10 +52,16 @@ class _Failure(NamedTuple):
     detail: str
 
 
-def run_pass(settings: Settings, work: Pass, hear: Callable[[Message], None], silence: float = SILENCE_LIMIT) -> None:
+def run_pass(
+    settings: Settings,
+    work: Pass,
+    hear: Callable[[Message], None],
+    silence: float = SILENCE_LIMIT,
+    body: worker.Body = worker.measure,
+) -> None:
     """Runs one pass to its end; `hear` gets the messages of rank 0. `RanksFailed` says which rank failed and why."""
     with tempfile.TemporaryDirectory(prefix="pcie-allreduce-bench-") as folder:
-        ranks = [_start(number, settings, work, f"{folder}/store") for number in range(settings.ranks)]
+        ranks = [_start(body, number, settings, work, f"{folder}/store") for number in range(settings.ranks)]
         finished = False
         try:
             _listen(ranks, hear, silence)
@@ -64,12 +70,12 @@ def run_pass(settings: Settings, work: Pass, hear: Callable[[Message], None], si
             _reap(ranks, gently=finished)
 
 
-def _start(number: int, settings: Settings, work: Pass, store_path: str) -> _Rank:
+def _start(body: worker.Body, number: int, settings: Settings, work: Pass, store_path: str) -> _Rank:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
     ours, theirs = context.Pipe(duplex=False)
     environment = {**os.environ, **work.environment}
-    args = (number, settings, work.jobs, environment, store_path, theirs)
+    args = (body, number, settings, work.jobs, environment, store_path, theirs)
     process = context.Process(target=worker.main, args=args, daemon=True)
     process.start()
     theirs.close()

@@ -26,7 +26,7 @@ def main(request: Request, input_path: str | None, json_path: str | None, debug:
     asked cannot be run here. The table goes to stdout, everything else to stderr."""
     try:
         if json_path:
-            _check_writable(Path(json_path))
+            check_writable(Path(json_path))
         document, failures = bench(request, input_path)
     except CannotRun as error:
         print(error, file=sys.stderr)
@@ -67,7 +67,7 @@ def _measure(settings: Settings, document: Document) -> list[RanksFailed]:
     if not passes:
         raise CannotRun("nothing to run: " + "; ".join(f"{name}: {not_run[name]}" for name in settings.backends))
     failures = []
-    with _progress() as progress:
+    with progress_bar() as progress:
         task = progress.add_task("starting ranks", total=_steps(settings, passes))
 
         def hear(message: Message) -> None:
@@ -87,7 +87,7 @@ def _measure(settings: Settings, document: Document) -> list[RanksFailed]:
     return failures
 
 
-def _check_writable(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Before the run, not after it."""
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise CannotRun(f"--json {path}: no file can be written there")
@@ -99,7 +99,7 @@ def _steps(settings: Settings, passes: list[Pass]) -> int:
     return cases * (settings.repeats + 1) * sum(len(work.jobs) for work in passes)
 
 
-def _progress() -> Progress:
+def progress_bar() -> Progress:
     """Drawn on stderr, and only where a person sees it."""
     console = Console(stderr=True)
     columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
@@ -29,36 +29,51 @@ from pcie_allreduce.bench.settings import Settings
 MEETING_LIMIT = datetime.timedelta(seconds=120)
 
 
+# What the ranks of a pass do once they have met. Collective; only rank 0 is heard.
+Body = Callable[[Seat, Settings, Sequence[Job], Tell], None]
+
+
 def main(
-    rank: int, settings: Settings, jobs: Sequence[Job], variables: Mapping[str, str], store_path: str, pipe: Connection
+    body: Body,
+    rank: int,
+    settings: Settings,
+    jobs: Sequence[Job],
+    variables: Mapping[str, str],
+    store_path: str,
+    pipe: Connection,
 ) -> None:
     """Entry of the process. The last message is "done", or "failed" with a sentence and the traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks, in order
     threading.Thread(target=_follow_parent, daemon=True).start()
     os.environ.update(variables)
     try:
-        run_rank(rank, settings, jobs, store_path, pipe.send)
+        run_rank(body, rank, settings, jobs, store_path, pipe.send)
         pipe.send(Message("done"))
     except BaseException as error:  # whatever it was, the parent must say it
         pipe.send(Message("failed", (f"{type(error).__name__}: {error}", traceback.format_exc())))
         os._exit(1)  # peers are lost: a tidy exit could wait for them
 
 
-def run_rank(rank: int, settings: Settings, jobs: Sequence[Job], store_path: str, tell: Tell) -> None:
-    """Measures all cases of one pass. Only rank 0 tells facts, steps and rows."""
+def run_rank(body: Body, rank: int, settings: Settings, jobs: Sequence[Job], store_path: str, tell: Tell) -> None:
+    """Only rank 0 tells facts, steps and rows."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.ranks))
     if rank != 0:
         tell = _nothing
     with _seat(rank, settings, store_path) as seat, _stream(seat.device):
         tell(Message("facts", environment.rank_facts(settings.gpus)))
-        inputs = workload(settings)
-        backends = [(job, make(job, seat, max(settings.sizes))) for job in jobs]
-        for mode in settings.modes:
-            for nbytes in settings.sizes:
-                Case(settings, seat, inputs, mode, nbytes, tell).measure(backends)
-        dist.barrier(group=seat.gloo)
-        for _, backend in backends:  # not after an error: NCCL's way out could wait for ranks that are lost
-            backend.close()
+        body(seat, settings, jobs, tell)
+
+
+def measure(seat: Seat, settings: Settings, jobs: Sequence[Job], tell: Tell) -> None:
+    """All cases of one pass."""
+    inputs = workload(settings)
+    backends = [(job, make(job, seat, max(settings.sizes))) for job in jobs]
+    for mode in settings.modes:
+        for nbytes in settings.sizes:
+            Case(settings, seat, inputs, mode, nbytes, tell).measure(backends)
+    dist.barrier(group=seat.gloo)
+    for _, backend in backends:  # not after an error: NCCL's way out could wait for ranks that are lost
+        backend.close()
 
 
 @contextmanager

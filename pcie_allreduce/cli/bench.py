@@ -16,10 +16,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "bench", description="Measures all-reduces on this machine beside torch.distributed.", epilog=EPILOG
     )
     add = parser.add_argument
-    add("--ranks", type=_count, metavar="N", help="rank processes; default: one for each GPU, or 2 CPU ranks")
-    add("--sizes", type=_sizes, default=(), metavar="BYTES,...", help="payloads of one rank; default: 1 KB to 1 MB")
+    add("--ranks", type=parse_count, metavar="N", help="rank processes; default: one for each GPU, or 2 CPU ranks")
+    add(
+        "--sizes", type=parse_sizes, default=(), metavar="BYTES,...", help="payloads of one rank; default: 1 KB to 1 MB"
+    )
     add("--dtype", metavar="NAME", help="bf16 (default), fp16 or fp32")
-    add("--repeats", type=_count, default=3, metavar="N", help="times that the procedure is repeated; default 3")
+    add("--repeats", type=parse_count, default=3, metavar="N", help="times that the procedure is repeated; default 3")
     add("--json", metavar="FILE", help="write environment and rows to FILE")
     add("--input", metavar="FILE", help="reduce recorded partial sums (.npz of benchmarks/record_inputs.py), not noise")
     add("--backends", type=_words, default=(), metavar="NAME,...", help="default: all that this device has")
@@ -54,11 +56,11 @@ def _words(text: str) -> tuple[str, ...]:
     return words
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(_count(word) for word in _words(text))
+def parse_sizes(text: str) -> tuple[int, ...]:
+    return tuple(parse_count(word) for word in _words(text))
 
 
-def _count(text: str) -> int:
+def parse_count(text: str) -> int:
     try:
         return int(text)
     except ValueError as error:

@@ -20,14 +20,14 @@ class TorchDistributed:
     def __init__(self, name: str, transport: str, group: dist.ProcessGroup, owned: bool) -> None:
         self.name = name
         self.transport = transport
-        self._group = group
+        self.group = group
         self._owned = owned
 
     def algorithm(self, x: torch.Tensor) -> str:
         return "none"
 
     def launch(self, source: torch.Tensor, output: torch.Tensor) -> None:
-        dist.all_reduce(output, group=self._group)
+        dist.all_reduce(output, group=self.group)
 
     def capture(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -37,7 +37,7 @@ class TorchDistributed:
 
     def close(self) -> None:
         if self._owned:
-            dist.destroy_process_group(self._group)
+            dist.destroy_process_group(self.group)
 
 
 def gloo(seat: Seat) -> TorchDistributed:
