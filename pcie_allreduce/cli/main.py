@@ -11,6 +11,7 @@ from types import ModuleType
 COMMANDS = {
     "info": "what is installed, which GPUs are here, and why anything is missing",
     "bench": "measure all-reduces on this machine beside torch.distributed",
+    "tune": "find the best algorithm and launch shape for this machine and keep them",
     "model": "predict microseconds a call on a machine that is not at hand",
 }
 
