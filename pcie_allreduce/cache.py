@@ -27,6 +27,7 @@ class Key:
     """What a measurement depends on. Lists and texts, as JSON gives them back; the GPUs in rank order."""
 
     device: str  # "cuda" or "cpu"
+    transport: str
     world: int
     gpus: list[str]
     links: list[list[str | None]]
@@ -43,11 +44,12 @@ class Key:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def key_for(snapshot: Snapshot, islands: str | None, version: str, layout: int) -> Key:
+def key_for(snapshot: Snapshot, transport: str, islands: str | None, version: str, layout: int) -> Key:
     """CPU ranks, a snapshot of GPUs without UUID, are told apart by CPU and cores; GPUs by all that the driver says."""
     on_gpus = any(gpu.uuid for gpu in snapshot.gpus)
     return Key(
         device="cuda" if on_gpus else "cpu",
+        transport=transport,
         world=len(snapshot.gpus),
         gpus=[_kind(gpu) for gpu in snapshot.gpus] if on_gpus else [],
         links=snapshot.to_dict()["links"] if on_gpus else [],

@@ -95,7 +95,7 @@ class Communicator:
         self._plans: dict[tuple[int, torch.dtype], Plan | None] = {}
         self._transport, self._survey = build(rendezvous, members, survey)
         self.cache_key = self._survey.table.key
-        self._tuned = self._survey.table.steps
+        self.tuned = self._survey.table.steps
         if self.rank == 0:
             logger.info("%s", self._survey.table.origin)
         self.transport = self._transport.name
@@ -126,7 +126,7 @@ class Communicator:
     def replan(self, tuned: Tuned) -> None:
         """Takes this table in place of what the cache had, to measure it. On all ranks, between the same calls of each;
         CUDA graphs keep what they were captured with."""
-        self._tuned = tuned
+        self.tuned = tuned
         self._plans.clear()
 
     def _plan(self, x: torch.Tensor) -> Plan | None:
@@ -141,7 +141,7 @@ class Communicator:
                 self._transport.area_packs,
                 self._transport.max_blocks,
                 self._algorithm,
-                self._tuned,
+                self.tuned,
             )
         return self._plans[key]
 
@@ -149,7 +149,7 @@ class Communicator:
         """Where it was measured to be, and is there: all ranks have one or none has."""
         if self._fallback is None or self._algorithm != "auto":
             return False
-        step = step_for(self._tuned, x.nbytes, x.element_size())
+        step = step_for(self.tuned, x.nbytes, x.element_size())
         return step is not None and step.fallback
 
     def _refusal(self, x: torch.Tensor) -> Exception | None:

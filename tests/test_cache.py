@@ -33,8 +33,10 @@ def snapshot(**other: Any) -> Snapshot:
     return Snapshot(gpus=known.pop("gpus", (gpu(0), gpu(1))), **known)
 
 
-def key(islands: str | None = None, version: str = "0.1.0", layout: int = 2, **other: Any) -> Key:
-    return key_for(snapshot(**other), islands, version, layout)
+def key(
+    islands: str | None = None, version: str = "0.1.0", layout: int = 2, transport: str = "peer", **other: Any
+) -> Key:
+    return key_for(snapshot(**other), transport, islands, version, layout)
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +79,7 @@ ELSEWHERE: dict[str, Callable[[], Key]] = {
     "islands": lambda: key("none"),
     "version": lambda: key(version="0.2.0"),
     "layout": lambda: key(layout=3),
+    "transport": lambda: key(transport="host"),
 }
 
 
@@ -110,7 +113,7 @@ def test_of_none_the_folder_is_told(where: Path) -> None:
     assert load_tuned(key()) == (None, f"none for 2 ranks of this kind in {where}")
     unknown = snapshot(gpus=(Gpu(""), Gpu("")))
     save_tuned(key(), STEPS)
-    assert load_tuned(key_for(unknown, None, "0.1.0", 2))[1] == f"none for 2 ranks of this kind in {where}"
+    assert load_tuned(key_for(unknown, "cpu", None, "0.1.0", 2))[1] == f"none for 2 ranks of this kind in {where}"
 
 
 def entry(**other: Any) -> str:
@@ -183,11 +186,11 @@ def test_cpu_ranks_are_known_by_their_cpu(monkeypatch: pytest.MonkeyPatch) -> No
     ranks = snapshot(gpus=(Gpu(""), Gpu("")), driver="590.1")  # a driver says nothing about CPU ranks
     monkeypatch.setattr(cache, "cpu_model", lambda: "A CPU")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
-    here = key_for(ranks, None, "0.1.0", 2)
+    here = key_for(ranks, "cpu", None, "0.1.0", 2)
     assert (here.device, here.cpu, here.cores, here.driver, here.gpus) == ("cpu", "A CPU", 3, None, [])
     save_tuned(here, STEPS)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    assert "(cores: 3 there, 2 here)" in load_tuned(key_for(ranks, None, "0.1.0", 2))[1]
+    assert "(cores: 3 there, 2 here)" in load_tuned(key_for(ranks, "cpu", None, "0.1.0", 2))[1]
 
 
 def test_the_folder_is_the_users_choice(monkeypatch: pytest.MonkeyPatch, where: Path, tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from pcie_allreduce.errors import PcieAllReduceError
 
 @dataclass(frozen=True)
 class Message:
-    """What a rank tells the parent: "facts" (dict), "step" (label), "row" (Row), "failed" (two texts), "done"."""
+    """What a rank tells the parent: "facts" (dict), "tuned" (the cached steps that ours uses, if any), "step" (label),
+    "row" (Row), "failed" (two texts), "done"; in tuning "ladder" (key and candidates)."""
 
     kind: str
     value: Any = None

@@ -55,6 +55,7 @@ def stamp(settings: Settings, here: Machine) -> dict[str, Any]:
         "driver": _driver() if settings.gpus else None,
         "mps": here.mps,
         "topology": _topology() if settings.gpus else None,
+        "tuned": None,
         "gpus": [],
         "p2p": None,
         "nccl": {

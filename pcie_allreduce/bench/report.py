@@ -53,6 +53,10 @@ def show(document: Document, console: Console) -> None:
     lines = [f"{document.environment['label']}; {machine(document)}"]
     if document.environment["input"]:
         lines.append(f"input: {document.environment['input']['file']} in place of noise")
+    if document.environment.get("tuned"):
+        lines.append(
+            "auto follows a table that `pcie-allreduce tune` has left here (PCIE_ALLREDUCE_TUNED=0: it does not)"
+        )
     console.print(*lines, sep="\n", highlight=False, markup=False)
     for mode in dict.fromkeys(row.mode for row in document.rows):
         console.print(_table(mode, [row for row in document.rows if row.mode == mode]))

@@ -73,6 +73,8 @@ def _measure(settings: Settings, document: Document) -> list[RanksFailed]:
         def hear(message: Message) -> None:
             if message.kind == "facts":
                 environment.add_rank_facts(document.environment, message.value)
+            elif message.kind == "tuned":
+                document.environment["tuned"] = message.value
             elif message.kind == "row":
                 document.rows.append(message.value)
             else:

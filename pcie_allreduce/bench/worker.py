@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 
@@ -22,6 +23,7 @@ from pcie_allreduce.bench import environment
 from pcie_allreduce.bench.backends.base import Seat
 from pcie_allreduce.bench.backends.catalogue import Job
 from pcie_allreduce.bench.backends.make import make
+from pcie_allreduce.bench.backends.ours import Ours
 from pcie_allreduce.bench.case import Case, Message, Tell
 from pcie_allreduce.bench.inputs import workload
 from pcie_allreduce.bench.settings import Settings
@@ -68,6 +70,9 @@ def measure(seat: Seat, settings: Settings, jobs: Sequence[Job], tell: Tell) -> 
     """All cases of one pass."""
     inputs = workload(settings)
     backends = [(job, make(job, seat, max(settings.sizes))) for job in jobs]
+    for _, backend in backends:
+        if isinstance(backend, Ours) and backend.tuned:
+            tell(Message("tuned", [asdict(step) for step in backend.tuned]))
     for mode in settings.modes:
         for nbytes in settings.sizes:
             Case(settings, seat, inputs, mode, nbytes, tell).measure(backends)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from pcie_allreduce.plan import Step
 from pcie_allreduce.tuning import run
 from pcie_allreduce.tuning.decision import Candidate
 
-KEY = Key("cuda", 2, ["A GPU"] * 2, [[None] * 2] * 2, [[None] * 2] * 2, None, "590.1", None, None, "0.1.0", 2)
+KEY = Key("cuda", "peer", 2, ["A GPU"] * 2, [[None] * 2] * 2, [[None] * 2] * 2, None, "590.1", None, None, "0.1.0", 2)
 TIMES = {"us_median", "us_min", "us_max", "replays", "repeats", "exact", "identical", "correctly_rounded"}
 
 
@@ -77,6 +77,25 @@ def test_cpu_ranks_are_tuned_and_all_candidates_written(tmp_path: Path, where: P
     assert steps and steps[-1].up_to == 43008
     for told in ("1,024", "43,008", "untuned plan", "chosen", "gain", "at most", f"kept in {file}"):
         assert told in done.stdout, done.stdout
+
+
+def test_the_benchmark_follows_a_table_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else its rows would pass for the untuned plan's."""
+    path = tmp_path / "x.json"
+    words = ["--device", "cpu", "--ranks", "3", "--sizes", "1024", "--repeats", "1", "--json", str(path)]
+    assert main(["tune", *words]) == 0
+    step = Step(2, 4096, "two_shot")  # the untuned plan is one_shot
+    cache.save_tuned(Key(**json.loads(path.read_text())["key"]), (step,))
+    found = []
+    for ignored in ("1", "0"):
+        monkeypatch.setenv("PCIE_ALLREDUCE_TUNED", ignored)
+        assert main(["bench", *words, "--backends", "pcie_allreduce"]) == 0
+        data = json.loads(path.read_text())
+        told = "auto follows a table" in capsys.readouterr().out
+        found.append((data["rows"][0]["algorithm"], data["environment"]["tuned"], told))
+    assert found == [("two_shot", [asdict(step)], True), ("one_shot", None, False)]
 
 
 def test_a_dry_run_keeps_nothing(where: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pcie_allreduce
 from pcie_allreduce.bench.backends.base import PACK, Seat
 from pcie_allreduce.bench.backends.torch_distributed import TorchDistributed
 from pcie_allreduce.cache import Key
-from pcie_allreduce.plan import Plan, Step
+from pcie_allreduce.plan import Plan, Step, Tuned
 
 TIMEOUT = 30.0  # seconds a call may wait for peers, from the first call on: a benchmark has no slow first call
 
@@ -35,6 +35,10 @@ class Ours:
 
     def algorithm(self, x: torch.Tensor) -> str:
         return self._comm.algorithm_for(x)
+
+    @property
+    def tuned(self) -> Tuned:
+        return self._comm.tuned
 
     @property
     def cache_key(self) -> Key:
