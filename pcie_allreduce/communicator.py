@@ -93,6 +93,7 @@ class Communicator:
         members, survey = agree(rendezvous, member)
         self._algorithm = algorithm
         self._plans: dict[tuple[int, torch.dtype], Plan | None] = {}
+        self._left_to_fallback: set[tuple[int, torch.dtype]] = set()  # a subset of the plans
         self._transport, self._survey = build(rendezvous, members, survey)
         self.cache_key = self._survey.table.key
         self.tuned = self._survey.table.steps
@@ -128,6 +129,7 @@ class Communicator:
         CUDA graphs keep what they were captured with."""
         self.tuned = tuned
         self._plans.clear()
+        self._left_to_fallback.clear()
 
     def _plan(self, x: torch.Tensor) -> Plan | None:
         key = (x.nbytes, x.dtype)
@@ -143,14 +145,10 @@ class Communicator:
                 self._algorithm,
                 self.tuned,
             )
+            step = step_for(self.tuned, x.nbytes, x.element_size()) if self._algorithm == "auto" else None
+            if self._fallback is not None and step is not None and step.fallback:
+                self._left_to_fallback.add(key)
         return self._plans[key]
-
-    def _fallback_is_faster(self, x: torch.Tensor) -> bool:
-        """Where it was measured to be, and is there: all ranks have one or none has."""
-        if self._fallback is None or self._algorithm != "auto":
-            return False
-        step = step_for(self.tuned, x.nbytes, x.element_size())
-        return step is not None and step.fallback
 
     def _refusal(self, x: torch.Tensor) -> Exception | None:
         if self._closed is not None:
@@ -169,7 +167,7 @@ class Communicator:
             return ValueError(
                 f"algorithm {self._algorithm!r} does not serve {x.nbytes} bytes of {x.dtype} in this mailbox"
             )
-        if x.numel() > 0 and self._fallback_is_faster(x):
+        if (x.nbytes, x.dtype) in self._left_to_fallback:  # by _plan
             return ValueError(f"for {x.nbytes} bytes of {x.dtype} the fallback was measured to be faster")
         if x.requires_grad and torch.is_grad_enabled():
             return ValueError("the tensor requires grad, and gradients are not recorded: use torch.no_grad()")

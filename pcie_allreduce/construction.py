@@ -39,7 +39,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Table:
-    """What the cache has under `key`: `steps`, if any, and `origin`, which says where they lie or why there are none."""
+    """What the cache has under `key`: steps, if any, and their origin: where they lie, or why there are none."""
 
     key: cache.Key
     steps: plan.Tuned

@@ -149,9 +149,7 @@ def staged_preset_for(snapshot: Snapshot) -> Preset:
     uuids = [gpu.uuid for gpu in snapshot.gpus]
     if not any(uuids):
         reads = {"read_us": _CPU["inside_us"], "read_gbps": _CPU["sum_gbps"]}
-        return Preset(
-            "host-cpu", "CPU ranks as GPUs without P2P", False, {**_CPU, **reads}, staged=True
-        )
+        return Preset("host-cpu", "CPU ranks as GPUs without P2P", False, {**_CPU, **reads}, staged=True)
     sharing = max(uuids.count(uuid) for uuid in uuids)
     preset = Preset("host-pcie5", "GPUs through host memory, PCIe 5 x16 each", False, _STAGED, staged=True)
     shared = {
