@@ -119,6 +119,33 @@ def test_a_stale_table_is_ignored_with_the_fields_that_differ(tmp_path: Path) ->
     assert nothing.endswith(f"none for {WORLD} ranks of this kind in {tmp_path}/nothing")
 
 
+def over_two_transports(me: Rank, folder: str) -> tuple[list[str], list[str], list[str]]:
+    own = f"{folder}/{me.rank}"
+    keep(me, (Step(2, 1 << 20, "two_shot"),), own)
+    with cached_in(own) as lines:
+        with me.communicator(transport="host") as comm:
+            assert comm.cache_key.transport == "host"
+            untuned = chosen(comm)
+            key = comm.cache_key
+        cache.save_tuned(key, TURNED)
+        with me.communicator(transport="host") as comm:
+            host = chosen(comm)
+        with me.communicator() as comm:
+            assert comm.cache_key.transport == "cpu"
+            shared = chosen(comm)
+    if me.rank == 0:
+        first = next(line for line in lines if "table" in line)
+        assert first.endswith('(transport: "cpu" there, "host" here)'), first
+    return untuned, host, shared
+
+
+def test_a_table_serves_the_transport_that_it_was_measured_with(tmp_path: Path) -> None:
+    for untuned, host, shared in run_ranks(WORLD, over_two_transports, str(tmp_path)):
+        assert untuned != shared
+        assert host == ["two_shot", "two_shot", "one_shot", "one_shot"]
+        assert shared == ["two_shot"] * 4
+
+
 def with_a_faster_fallback(me: Rank, folder: str) -> None:
     steps = (Step(2, 8192, "two_shot", fallback=True), Step(2, 1 << 20, "two_shot"))
     keep(me, steps, f"{folder}/{me.rank}")
