@@ -121,7 +121,8 @@ class GpuTransport(Transport):
         Twice: a dependent grid already holds its slots while its predecessor ends.
         """
         resident = self._channel.resident_blocks(256)
-        self.max_blocks = min(_C.MAX_BLOCKS, resident // (2 * ranks_on_this_gpu))
+        rearming = 1 if self.name == "host" else 0  # a block beside those that move data
+        self.max_blocks = min(_C.MAX_BLOCKS, resident // (2 * ranks_on_this_gpu)) - rearming
         if self.max_blocks < 1:
             raise SetupError(
                 f"{self._device} holds {resident} blocks of 256 threads at once, too few for {ranks_on_this_gpu} ranks "

@@ -292,6 +292,7 @@ def resources() -> tuple[int, int, int]:
 
 def one_after_another(me: Rank, count: int) -> None:
     before: tuple[int, int, int] | None = None
+    me.meet()  # a first barrier opens files: torch looks at the GPUs then
     for turn in range(count):
         comm = me.communicator(max_bytes=1 << 16)
         works(me, comm)

@@ -101,7 +101,8 @@ bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
   // Inside a capture the order among streams is the graph's, and the event below would become part of it.
   if (!captured) order_behind_last_stream(stream);
   const void* kernel = kernel_of(algorithm, dtype, channel_.world, ragged, channel_.staged);
-  require(launch(kernel, params, {blocks, threads, dependent_launch_}, stream), "launching an all-reduce");
+  const unsigned rearming = channel_.staged ? 1 : 0;
+  require(launch(kernel, params, {blocks + rearming, threads, dependent_launch_}, stream), "launching an all-reduce");
   if (!captured) require(cudaEventRecord(last_call_, stream), "recording an event");
   return false;
 }

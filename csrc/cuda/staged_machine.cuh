@@ -1,5 +1,5 @@
 // The GPU's machine over slabs in host memory: every look crosses the PCIe link, and what is re-armed there must have
-// arrived before the call ends.
+// arrived before the call ends. So the first block moves no data, but re-arms and fences.
 #pragma once
 
 #include "cuda/machine.cuh"
@@ -40,7 +40,18 @@ class StagedMachine : public Machine<Element, kRagged> {
     }
   }
 
+  __device__ __forceinline__ Range share(Word units) const {
+    const bool moves = blockIdx.x > 0 && threadIdx.x < data_threads();
+    return {moves ? (blockIdx.x - 1) * data_threads() + threadIdx.x : units, units, (gridDim.x - 1) * data_threads()};
+  }
+  __device__ __forceinline__ Range rearms(Word units) const {
+    return {blockIdx.x == 0 && threadIdx.x < data_threads() ? threadIdx.x : units, units, data_threads()};
+  }
   __device__ __forceinline__ void fence() const { ptx::fence_sys(); }
+  __device__ __forceinline__ Word agreed(Word peer) const { return ptx::ld_relaxed_sys(&channel_.state->agreed[peer]); }
+  __device__ __forceinline__ void set_agreed(Word peer, Word call) const {
+    ptx::st_relaxed_sys(&channel_.state->agreed[peer], call);
+  }
 
   // Until the packs of the first lane of those that wait together have come, it alone looks: where one of a warp's has
   // come, the others mostly have. Only a hint: every lane then looks at every word of its own.

@@ -91,6 +91,7 @@ class Machine {
   }
 
   PAR_INLINE Range share(Word units) const { return {0, units, 1}; }
+  PAR_INLINE Range rearms(Word units) const { return {0, units, 1}; }
   PAR_INLINE Range once_a_block(Word tasks) const { return {0, tasks, 1}; }
   PAR_INLINE Range once_a_rank(Word tasks) const { return {0, tasks, 1}; }
 
@@ -138,6 +139,8 @@ class Machine {
   }
   PAR_INLINE void arm(Pack* slot) const { put(slot, filled(every(kEmpty))); }
   void fence() const { Access::fence(); }
+  Word agreed(Word peer) const { return Access::load(&channel_.state->agreed[peer]); }
+  void set_agreed(Word peer, Word call) const { Access::store(&channel_.state->agreed[peer], call); }
   void tell(Word* verdict, Word value) const { *verdict = value; }
 
   std::uint64_t clock_ns() const { return now_ns(); }

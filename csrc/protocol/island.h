@@ -55,7 +55,7 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
         }
       }
     }
-    failed = !signatures_agree(machine, about);
+    failed = !signatures_agree(machine, about, machine.once_a_block(channel.world - 1));
 
     const Word begin = place * shard;  // of the own shard
     const Word end = begin >= units ? 0 : (units - begin < shard ? units - begin : shard);

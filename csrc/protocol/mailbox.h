@@ -61,6 +61,7 @@ struct alignas(128) Control {
   Word unused[24];
   Word elected;  // atomic in the rank's own memory: the first block to fail writes the record
   PeerWait waited[kMaxWorld];
+  Word agreed[kMaxWorld];  // of a staged channel, word s: 1 + the last call in which rank s made the same call
 };
 static_assert(sizeof(Control) <= 8192, "control fits its pages");
 static_assert(offsetof(Control, abort) % 32 == 0, "the abort words are one sector, two vector loads");

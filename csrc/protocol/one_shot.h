@@ -36,7 +36,7 @@ PAR_INLINE void one_shot(Machine& machine, const Channel& channel, const Request
       for (Word hop = 1; hop < kWorld; ++hop) machine.put(to[hop - 1] + i * kUnitPacks, unit);
     }
     rearm(machine, channel, call);
-    failed = !signatures_agree(machine, about);
+    failed = !signatures_agree(machine, about, machine.once_a_block(channel.world - 1));
     const Slots slots{about.area + kLinePacks, layout.stride, rank};
     for (Word i = mine.first; i < mine.end && !failed;
          i += mine.step) {  // a second loop: a GPU lane runs it once, a CPU streams

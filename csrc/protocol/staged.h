@@ -28,9 +28,33 @@ template <class Machine>
 PAR_INLINE void rearm_staged(Machine& machine, const Channel& channel, const Call& call) {
   constexpr Word kUnitPacks = sizeof(typename Machine::Unit) / sizeof(Pack);
   Pack* area = area_of(channel.slab[channel.rank], two_phases_before(call.phase), channel.area_packs);
-  const Range mine = machine.share(call.stale / kUnitPacks);  // whole lines, so whole units
+  const Range mine = machine.rearms(call.stale / kUnitPacks);  // whole lines, so whole units
   for (Word i = mine.first; i < mine.end; i += mine.step) machine.arm(area + i * kUnitPacks);
   if (mine.first < mine.end) machine.fence();
+}
+
+// Reads of one host word by several blocks wait for each other, about a microsecond each. So one block a rank looks at
+// the signatures, and tells the others near to them: as everywhere, no block hands out sums of another call's bytes.
+template <class Machine>
+PAR_INLINE bool staged_signatures_agree(Machine& machine, const Waiting& about) {
+  const Word others = about.channel.world - 1;
+  const Word now = about.call.number + 1;  // never 0, which is there before the first call
+  const Range looked = machine.once_a_rank(others);
+  if (!signatures_agree(machine, about, looked)) return false;
+  PAR_ROLLED
+  for (Word index = looked.first; index < looked.end; index += looked.step) {
+    machine.set_agreed(source_of(index, about.channel.rank), now);
+  }
+  Wait wait(kind_algorithm(about.request.kind), Stage::kSignature);
+  const Range told = machine.once_a_block(others);
+  PAR_ROLLED
+  for (Word index = told.first; index < told.end; index += told.step) {
+    const Word peer = source_of(index, about.channel.rank);
+    while (machine.agreed(peer) != now) {
+      if (gave_up(machine, about, wait, Stage::kSignature, 1u << peer)) return false;
+    }
+  }
+  return true;
 }
 
 template <class Element, int kWorld, class Machine>
@@ -55,7 +79,7 @@ PAR_INLINE void staged_one_shot(Machine& machine, const Channel& channel, const 
       machine.put(own + layout.payload(0) + i * kUnitPacks, unit);
     }
     rearm_staged(machine, channel, call);
-    failed = !signatures_agree(machine, about);
+    failed = !staged_signatures_agree(machine, about);
     for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
       Unit got[kWorld];
       const StagedSlots slots{channel, call.phase, layout.payload(0) + i * kUnitPacks, channel.rank};
@@ -103,7 +127,7 @@ PAR_INLINE void staged_two_shot(Machine& machine, const Channel& channel, const 
       }
     }
     rearm_staged(machine, channel, call);
-    failed = !signatures_agree(machine, about);
+    failed = !staged_signatures_agree(machine, about);
     for (Word i = mine.first; i < mine.end && rank * shard + i < units && !failed; i += mine.step) {
       Unit got[kWorld];
       const StagedSlots slots{channel, call.phase, layout.payload(rank) + i * kUnitPacks, rank};

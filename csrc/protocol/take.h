@@ -144,9 +144,8 @@ PAR_INLINE void send_signatures(Machine& machine, const Waiting& about) {
 // signature is the first thing that a rank sends: how long it is waited for is how late its rank is, and is counted
 // once a rank.
 template <class Machine>
-PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about) {
+PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about, const Range& sources) {
   Wait wait(kind_algorithm(about.request.kind), Stage::kSignature);
-  const Range sources = machine.once_a_block(about.channel.world - 1);
   const std::uint64_t began = sources.first < sources.end ? machine.clock_ns() : 0;  // a read of the clock is slow
   PAR_ROLLED
   for (Word index = sources.first; index < sources.end; index += sources.step) {

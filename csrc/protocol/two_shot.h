@@ -42,7 +42,7 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
       }
     }
     rearm(machine, channel, call);
-    failed = !signatures_agree(machine, about);
+    failed = !signatures_agree(machine, about, machine.once_a_block(channel.world - 1));
     const Pack* scattered = about.area + kLinePacks;
     for (Word i = mine.first; i < mine.end && rank * shard + i < units && !failed; i += mine.step) {
       Unit got[kWorld];
