@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pcie_allreduce.bench import worker
 from pcie_allreduce.bench.backends.catalogue import Pass
@@ -39,7 +39,7 @@ class RanksFailed(PcieAllReduceError):
         self.detail = detail
 
 
-class _Rank(NamedTuple):
+class RankProcess(NamedTuple):
     number: int
     process: BaseProcess
     pipe: Connection
@@ -61,28 +61,28 @@ def run_pass(
 ) -> None:
     """Runs one pass to its end; `hear` gets the messages of rank 0. `RanksFailed` says which rank failed and why."""
     with tempfile.TemporaryDirectory(prefix="pcie-allreduce-bench-") as folder:
-        ranks = [_start(body, number, settings, work, f"{folder}/store") for number in range(settings.ranks)]
+        rest = (settings, work.jobs, {**os.environ, **work.environment}, f"{folder}/store")
+        ranks = [start(number, worker.main, body, number, *rest) for number in range(settings.ranks)]
         finished = False
         try:
             _listen(ranks, hear, silence)
             finished = True
         finally:
-            _reap(ranks, gently=finished)
+            reap(ranks, gently=finished)
 
 
-def _start(body: worker.Body, number: int, settings: Settings, work: Pass, store_path: str) -> _Rank:
+def start(number: int, target: Callable[..., None], *args: Any) -> RankProcess:
+    """A process that runs target(*args, pipe), where it sends its messages."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
     ours, theirs = context.Pipe(duplex=False)
-    environment = {**os.environ, **work.environment}
-    args = (body, number, settings, work.jobs, environment, store_path, theirs)
-    process = context.Process(target=worker.main, args=args, daemon=True)
+    process = context.Process(target=target, args=(*args, theirs), daemon=True)
     process.start()
     theirs.close()
-    return _Rank(number, process, ours)
+    return RankProcess(number, process, ours)
 
 
-def _listen(ranks: list[_Rank], hear: Callable[[Message], None], silence: float) -> None:
+def _listen(ranks: list[RankProcess], hear: Callable[[Message], None], silence: float) -> None:
     talking = {rank.pipe: rank for rank in ranks}
     failures: list[_Failure] = []
     limit = time.monotonic() + silence
@@ -109,19 +109,20 @@ def _listen(ranks: list[_Rank], hear: Callable[[Message], None], silence: float)
         raise RanksFailed(f"no rank said anything for {silence:.0f} s; not finished: rank(s) {silent}")
 
 
-def _receive(rank: _Rank) -> Message | _Failure:
+def _receive(rank: RankProcess) -> Message | _Failure:
     try:
         message: Message = rank.pipe.recv()
     except (EOFError, OSError):
         rank.process.join(END_LIMIT)
-        return _Failure(rank.number, True, f"rank {rank.number} {_ending(rank.process.exitcode)}", "")
+        return _Failure(rank.number, True, f"rank {rank.number} {ending(rank.process.exitcode)}", "")
     if message.kind == "failed":
         sentence, detail = message.value
         return _Failure(rank.number, False, f"rank {rank.number} failed: {sentence}", detail)
     return message
 
 
-def _ending(exitcode: int | None) -> str:
+def ending(exitcode: int | None) -> str:
+    """How a process ended that sent no last message."""
     if exitcode is None:
         return "closed its pipe and went on running"
     if exitcode < 0:
@@ -134,7 +135,7 @@ def _blame(failures: list[_Failure]) -> RanksFailed:
     return RanksFailed(cause.sentence, cause.detail)
 
 
-def _reap(ranks: list[_Rank], gently: bool) -> None:
+def reap(ranks: list[RankProcess], gently: bool) -> None:
     """Ends all processes: `gently` lets them leave by themselves first."""
     for end in ((None,) if gently else ()) + (BaseProcess.terminate, BaseProcess.kill):
         for rank in ranks:

@@ -46,7 +46,7 @@ def main(
 ) -> None:
     """Entry of the process. The last message is "done", or "failed" with a sentence and the traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks, in order
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    threading.Thread(target=follow_parent, daemon=True).start()
     os.environ.update(variables)
     try:
         run_rank(body, rank, settings, jobs, store_path, pipe.send)
@@ -61,7 +61,7 @@ def run_rank(body: Body, rank: int, settings: Settings, jobs: Sequence[Job], sto
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.ranks))
     if rank != 0:
         tell = _nothing
-    with _seat(rank, settings, store_path) as seat, _stream(seat.device):
+    with take_seat(rank, settings.ranks, settings.gpus, store_path) as seat, own_stream(seat.device):
         tell(Message("facts", environment.rank_facts(settings.gpus)))
         body(seat, settings, jobs, tell)
 
@@ -82,25 +82,27 @@ def measure(seat: Seat, settings: Settings, jobs: Sequence[Job], tell: Tell) -> 
 
 
 @contextmanager
-def _seat(rank: int, settings: Settings, store_path: str) -> Iterator[Seat]:
+def take_seat(rank: int, ranks: int, gpus: int, store_path: str) -> Iterator[Seat]:
+    """This rank's device, and a group over all ranks."""
     device = torch.device("cpu")
-    if settings.gpus:
-        device = torch.device("cuda", rank % settings.gpus)
+    if gpus:
+        device = torch.device("cuda", rank % gpus)
         torch.cuda.set_device(device)
-    store = dist.FileStore(store_path, settings.ranks)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=settings.ranks, timeout=MEETING_LIMIT)
+    store = dist.FileStore(store_path, ranks)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=MEETING_LIMIT)
     group = dist.group.WORLD
     assert group is not None
-    yield Seat(rank, settings.ranks, device, group)
+    yield Seat(rank, ranks, device, group)
     dist.destroy_process_group()
 
 
-def _stream(device: torch.device) -> torch.cuda.StreamContext | nullcontext[None]:
+def own_stream(device: torch.device) -> torch.cuda.StreamContext | nullcontext[None]:
     """A stream of its own on a GPU, since the default stream cannot be captured."""
     return nullcontext() if device.type == "cpu" else torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
-def _follow_parent() -> None:
+def follow_parent() -> None:
+    """Ends this process with the one that started it."""
     parent = parent_process()
     if parent is not None:
         parent.join()

@@ -12,6 +12,7 @@ COMMANDS = {
     "info": "what is installed, which GPUs are here, and why anything is missing",
     "bench": "measure all-reduces on this machine beside torch.distributed",
     "tune": "find the best algorithm and launch shape for this machine and keep them",
+    "soak": "run everything at once for a while, with late and failing ranks, and check every result",
     "model": "predict microseconds a call on a machine that is not at hand",
 }
 

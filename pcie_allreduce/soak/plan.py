@@ -1,0 +1,81 @@
+"""What happens in a round, drawn from a seed: all ranks draw the same, and a round can be drawn again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+DEADLINE = 3.0  # seconds that a call may wait; a rank that is late stays far below it, one that is too late above it
+TOO_LATE = DEADLINE + 1.5
+LARGEST_BYTES = (4096, 65536, 1 << 20)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+# After these the channel goes on; after the others every rank has an error that names the culprit. After a kill, those
+# that are left end too, and all start anew.
+HARMLESS = ("none", "late")
+FAILURES = ("too_late", "other_size", "closes")
+KILLED = "killed"
+
+
+@dataclass(frozen=True)
+class Call:
+    elements: int
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Round:
+    """One communicator's life."""
+
+    seed: str
+    max_bytes: int
+    algorithm: str
+    calls: tuple[Call, ...]
+    graph: tuple[Call, ...]  # GPUs: captured together ...
+    replays: int  # ... and replayed so often
+    trouble: str
+    culprit: int
+    at: int  # the call before which it happens
+    pause: float  # seconds, of a rank that is late
+
+
+def islands_of(world: int) -> str | None:
+    """Two halves, as PCIE_ALLREDUCE_ISLANDS names them; None where the algorithm does not serve."""
+    return f"0-{world // 2 - 1}|{world // 2}-{world - 1}" if world in (4, 6, 8) else None
+
+
+def draw(seed: int, generation: int, number: int, world: int, kills: bool) -> Round:
+    """Round `number` since the processes of this `generation` were started."""
+    name = f"{seed}/{generation}/{number}"
+    dice = random.Random(name)
+    max_bytes = dice.choice(LARGEST_BYTES)
+    algorithms = ["auto", "one_shot", "two_shot"] + ["island"] * (islands_of(world) is not None)
+    calls = tuple(_call(dice, max_bytes) for _ in range(dice.randint(20, 200)))
+    troubles = [*["none"] * 3, *["late"] * 6, *FAILURES] + [KILLED] * (2 if kills else 0)
+    return Round(
+        seed=name,
+        max_bytes=max_bytes,
+        algorithm=dice.choice(algorithms),
+        calls=calls,
+        graph=tuple(_call(dice, max_bytes) for _ in range(dice.randint(1, 40))),
+        replays=dice.randint(1, 20),
+        trouble=dice.choice(troubles),
+        culprit=dice.randrange(world),
+        at=dice.randrange(len(calls)),
+        pause=dice.uniform(0.001, 0.2 * DEADLINE),
+    )
+
+
+def _call(dice: random.Random, max_bytes: int) -> Call:
+    dtype = dice.choice(DTYPES)
+    most = max_bytes // dtype.itemsize
+    elements = max(1, int(most ** dice.random()))
+    if dice.random() < 0.5:  # whole packs, as models have them
+        elements = min(most, -(-elements // 8) * 8)
+    return Call(elements, dtype)

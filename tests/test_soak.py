@@ -1,0 +1,109 @@
+"""A soak that finds nothing proves nothing: here it must find a wrong sum, and a failure that is not told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import Rank, left_in_shared_memory, run_ranks, shared_memory
+
+import pcie_allreduce
+from pcie_allreduce.bench.backends.base import Seat
+from pcie_allreduce.soak.plan import FAILURES, KILLED, Round, draw, islands_of
+from pcie_allreduce.soak.player import Counts, Player
+
+
+def test_rounds_are_drawn_alike_and_hold_everything() -> None:
+    rounds = [draw(1, 0, number, 4, kills=True) for number in range(200)]
+    assert rounds == [draw(1, 0, number, 4, kills=True) for number in range(200)]
+    assert {r.trouble for r in rounds} == {"none", "late", KILLED, *FAILURES}
+    assert {r.algorithm for r in rounds} == {"auto", "one_shot", "two_shot", "island"}
+    assert {r.culprit for r in rounds} == {0, 1, 2, 3}
+    assert all(0 < call.nbytes <= r.max_bytes for r in rounds for call in r.calls)
+    assert KILLED not in {draw(1, 0, number, 4, kills=False).trouble for number in range(200)}
+    assert (islands_of(8), islands_of(3)) == ("0-3|4-7", None)
+
+
+def of_trouble(trouble: str, world: int) -> Round:
+    """A short round of that trouble."""
+    chosen = next(r for r in (draw(1, 0, n, world, kills=False) for n in range(1000)) if r.trouble == trouble)
+    at = min(chosen.at, 5)
+    return replace(chosen, calls=chosen.calls[: at + 5], at=at, algorithm="auto", pause=0.05)
+
+
+def played(me: Rank, trouble: str, patch: str) -> tuple[Counts, list[str]]:
+    real = pcie_allreduce.Communicator.all_reduce
+
+    def corrupted(self: Any, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        result = real(self, x, out=out)
+        if me.rank == 1 and self.calls == 3:
+            result.view(-1)[-1] += 1
+        return result
+
+    def silent(self: Any, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        return x.clone() if out is None else out.fill_(float("nan"))
+
+    told: list[str] = []
+    try:
+        if patch:
+            pcie_allreduce.Communicator.all_reduce = {"corrupted": corrupted, "silent": silent}[patch]  # type: ignore[method-assign]
+        player = Player(Seat(me.rank, me.world, torch.device(me.device), me.group), told.append)
+        round_ = of_trouble(trouble, me.world)
+        assert player.play(replace(round_, calls=round_.calls[round_.at :], at=0) if patch == "silent" else round_)
+        return player.counts, told
+    finally:
+        pcie_allreduce.Communicator.all_reduce = real  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("trouble", ["none", "late", *FAILURES])
+def test_a_round_ends_as_it_must(trouble: str, device: str) -> None:
+    for counts, told in run_ranks(3, played, trouble, "", device=device):
+        assert told == []
+        assert (counts.rounds, counts.wrong) == (1, 0)
+        assert counts.bytes >= counts.calls
+
+
+def test_a_wrong_sum_is_found() -> None:
+    first, second = run_ranks(2, played, "none", "corrupted")
+    assert first == (first[0], [])
+    assert second[0].wrong == 1
+    assert "a wrong sum of" in second[1][0]
+
+
+def test_a_failure_that_is_not_told_is_found() -> None:
+    for _, told in run_ranks(2, played, "other_size", "silent"):
+        assert len(told) == 1
+        assert "other_size; told after" in told[0]
+
+
+def test_the_command_soaks_and_says_so(tmp_path: Path) -> None:
+    before = shared_memory()
+    words = [
+        "soak",
+        "--seconds",
+        "8",
+        "--ranks",
+        "3",
+        "--device",
+        "cpu",
+        "--kills",
+        "--json",
+        str(tmp_path / "soak.json"),
+    ]
+    command = [sys.executable, "-m", "pcie_allreduce", *words]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.splitlines()[-1] == "wrong results: 0"
+    document = json.loads((tmp_path / "soak.json").read_text())
+    soak = document["soak"]
+    assert document["environment"]["kind"] == "cpu"
+    assert soak["calls"] > 0
+    assert sum(soak["faults"].values()) == soak["survived"]
+    assert soak["complaints"] == []
+    assert left_in_shared_memory(before) == set()
