@@ -15,7 +15,7 @@ from typing import Any
 from pcie_allreduce.bench import environment
 from pcie_allreduce.bench.case import Message
 from pcie_allreduce.bench.ranks import RankProcess, ending, reap, start
-from pcie_allreduce.bench.settings import CannotRun, Request, Settings, settle
+from pcie_allreduce.bench.settings import CannotRun, Machine, Request, Settings, settle
 from pcie_allreduce.soak import worker
 from pcie_allreduce.soak.plan import KILLED
 from pcie_allreduce.soak.player import Counts
@@ -48,22 +48,22 @@ def main(request: Request, seconds: float, seed: int, kills: bool, json_path: st
     except CannotRun as error:
         print(error, file=sys.stderr)
         return 2
+    stamp = _stamp(settings, here, seconds, seed, kills)
     tally = soak(settings, seconds, seed, kills)
     if json_path:
-        stamp = environment.stamp(settings, here)
-        for other in ("method", "input", "not_run", "nccl", "p2p", "gpus"):  # the benchmark's
-            del stamp[other]
-        stamp["settings"] = {
-            "ranks": settings.ranks,
-            "gpus": settings.gpus,
-            "seconds": seconds,
-            "seed": seed,
-            "kills": kills,
-        }
         Path(json_path).write_text(json.dumps({"environment": stamp, "soak": asdict(tally)}, indent=1) + "\n")
     print(environment.label(settings))
     print(told(tally))
     return 1 if tally.complaints else 0
+
+
+def _stamp(settings: Settings, here: Machine, seconds: float, seed: int, kills: bool) -> dict[str, Any]:
+    """What stands before the figures; the benchmark's own entries are left out."""
+    stamp = environment.stamp(settings, here)
+    for other in ("method", "input", "not_run", "nccl", "p2p", "gpus"):
+        del stamp[other]
+    asked = {"ranks": settings.ranks, "gpus": settings.gpus, "seconds": seconds, "seed": seed, "kills": kills}
+    return {**stamp, "settings": asked}
 
 
 def told(tally: Tally) -> str:
