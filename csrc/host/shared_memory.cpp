@@ -1,5 +1,6 @@
 #include "host/shared_memory.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -9,6 +10,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <ctime>
+#include <memory>
 #include <stdexcept>
 #include <utility>
 
@@ -32,15 +35,37 @@ class Descriptor {
   int fd_;
 };
 
+constexpr char kPrefix[] = "/pcie_allreduce-";
+constexpr std::time_t kYoung = 60;  // seconds in which a creator has surely locked its file
+
 std::string random_name() {
   unsigned char bytes[16];
   if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) fail("getrandom");
-  std::string name = "/pcie_allreduce-";
+  std::string name = kPrefix;
   for (const unsigned char byte : bytes) {
     name += "0123456789abcdef"[byte >> 4];
     name += "0123456789abcdef"[byte & 15];
   }
   return name;
+}
+
+bool is_ours(const struct stat& status) {
+  return S_ISREG(status.st_mode) && status.st_uid == ::geteuid() && (status.st_mode & 07777) == 0600;
+}
+
+// Ranks that were all killed while they set up have left their names. Whoever holds a lock lives; the rest goes.
+void remove_abandoned() {
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/dev/shm"), &::closedir);
+  if (folder == nullptr) return;
+  while (const dirent* entry = ::readdir(folder.get())) {
+    const std::string name = std::string("/") + entry->d_name;
+    if (name.rfind(kPrefix, 0) != 0) continue;
+    const Descriptor fd(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0));
+    struct stat status{};
+    if (fd.get() < 0 || ::fstat(fd.get(), &status) != 0 || !is_ours(status)) continue;
+    if (std::time(nullptr) - status.st_mtime < kYoung) continue;
+    if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) ::shm_unlink(name.c_str());
+  }
 }
 
 char* map(int fd, std::size_t bytes, const std::string& name) {
@@ -52,10 +77,15 @@ char* map(int fd, std::size_t bytes, const std::string& name) {
 }  // namespace
 
 SharedMemory SharedMemory::create(std::size_t bytes) {
+  remove_abandoned();
   const std::string name = random_name();
   const int raw = ::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (raw < 0) fail("creating shared memory " + name);
   Descriptor fd(raw);
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    ::shm_unlink(name.c_str());
+    fail("locking shared memory " + name);
+  }
   // Allocated now: a full /dev/shm is an error here, and a bus error in the middle of a call otherwise.
   const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes));
   if (error != 0) {
@@ -63,15 +93,11 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
     errno = error;
     fail("reserving " + std::to_string(bytes) + " bytes in /dev/shm (is it large enough? containers: --shm-size)");
   }
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    ::shm_unlink(name.c_str());
-    fail("locking shared memory " + name);
-  }
   return SharedMemory(name, fd.release(), bytes, true);
 }
 
 SharedMemory SharedMemory::open(const std::string& name, std::size_t bytes) {
-  if (name.rfind("/pcie_allreduce-", 0) != 0 || name.find('/', 1) != std::string::npos) {
+  if (name.rfind(kPrefix, 0) != 0 || name.find('/', 1) != std::string::npos) {
     throw std::runtime_error("shared memory name " + name + " is not one of this package");
   }
   const int raw = ::shm_open(name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0);
@@ -82,7 +108,7 @@ SharedMemory SharedMemory::open(const std::string& name, std::size_t bytes) {
   Descriptor fd(raw);
   struct stat status{};
   if (::fstat(fd.get(), &status) != 0) fail("inspecting " + name);
-  if (status.st_uid != ::geteuid() || (status.st_mode & 07777) != 0600) {
+  if (!is_ours(status)) {
     throw std::runtime_error("shared memory " + name + " belongs to user " + std::to_string(status.st_uid) +
                              " with mode " + std::to_string(status.st_mode & 07777) + ", expected user " +
                              std::to_string(::geteuid()) + " and mode 384 (0600)");
