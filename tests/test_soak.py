@@ -53,7 +53,7 @@ def played(me: Rank, trouble: str, patch: str) -> tuple[Counts, list[str]]:
     try:
         if patch:
             pcie_allreduce.Communicator.all_reduce = {"corrupted": corrupted, "silent": silent}[patch]  # type: ignore[method-assign]
-        player = Player(Seat(me.rank, me.world, torch.device(me.device), me.group), told.append)
+        player = Player(Seat(me.rank, me.world, torch.device(me.device), me.group), 2.0, told.append)
         round_ = of_trouble(trouble, me.world)
         assert player.play(replace(round_, calls=round_.calls[round_.at :], at=0) if patch == "silent" else round_)
         return player.counts, told

@@ -18,6 +18,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add = parser.add_argument
     add("--seconds", type=float, default=60.0, metavar="N", help="how long; default 60")
+    add("--timeout", type=float, default=5.0, metavar="N", help="seconds that a call may wait; default 5")
     add("--ranks", type=int, metavar="N", help="rank processes; default: one for each GPU, or 2 CPU ranks")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: GPUs where there are some")
     add("--seed", type=int, default=1, metavar="N", help="what is drawn; default 1")
@@ -29,4 +30,5 @@ def run(args: argparse.Namespace) -> int:
     from pcie_allreduce.bench.settings import Request
     from pcie_allreduce.soak.run import main
 
-    return main(Request(ranks=args.ranks, device=args.device), args.seconds, args.seed, args.kills, args.json)
+    request = Request(ranks=args.ranks, device=args.device)
+    return main(request, args.seconds, args.timeout, args.seed, args.kills, args.json)

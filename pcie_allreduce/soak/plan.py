@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-DEADLINE = 3.0  # seconds that a call may wait; a rank that is late stays far below it, one that is too late above it
-TOO_LATE = DEADLINE + 1.5
+LATE = 0.6  # seconds at most, of a rank that is late and has to be awaited
+TOO_LATE = 1.5  # seconds beyond the deadline
 LARGEST_BYTES = (4096, 65536, 1 << 20)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -17,6 +17,17 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HARMLESS = ("none", "late")
 FAILURES = ("too_late", "other_size", "closes")
 KILLED = "killed"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A soak that can start."""
+
+    ranks: int
+    seconds: float
+    timeout: float  # of a call
+    seed: int
+    kills: bool
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,7 @@ def draw(seed: int, generation: int, number: int, world: int, kills: bool) -> Ro
         trouble=dice.choice(troubles),
         culprit=dice.randrange(world),
         at=dice.randrange(len(calls)),
-        pause=dice.uniform(0.001, 0.2 * DEADLINE),
+        pause=dice.uniform(0.001, LATE),
     )
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import pcie_allreduce
 from pcie_allreduce.bench.backends.base import Seat
-from pcie_allreduce.soak.plan import DEADLINE, HARMLESS, KILLED, LARGEST_BYTES, TOO_LATE, Call, Round
+from pcie_allreduce.soak.plan import HARMLESS, KILLED, LARGEST_BYTES, TOO_LATE, Call, Round
 
 MARGIN = 1.0  # seconds beyond the deadline in which a failure must be told
 POOL = 1 << 20  # whole numbers of which every input is a piece
@@ -33,9 +33,10 @@ class Counts:
 
 
 class Player:
-    def __init__(self, seat: Seat, complain: Callable[[str], None]) -> None:
+    def __init__(self, seat: Seat, deadline: float, complain: Callable[[str], None]) -> None:
         self.counts = Counts()
         self._seat = seat
+        self._deadline = deadline
         self._complain = complain
         generator = torch.Generator().manual_seed(POOL)
         size = POOL + max(LARGEST_BYTES)
@@ -45,7 +46,7 @@ class Player:
     def play(self, round_: Round) -> bool:
         """One round; False when it killed a rank, so that these processes have to end."""
         options = {"max_bytes": round_.max_bytes, "algorithm": round_.algorithm}
-        deadlines = {"timeout": DEADLINE, "warmup_timeout": DEADLINE}
+        deadlines = {"timeout": self._deadline, "warmup_timeout": self._deadline}
         comm = pcie_allreduce.Communicator(self._seat.gloo, self._seat.device, **options, **deadlines)  # type: ignore[arg-type]
         harmless = round_.trouble in HARMLESS
         for index, call in enumerate(round_.calls if harmless else round_.calls[: round_.at]):
@@ -120,13 +121,13 @@ class Player:
                 comm.close()
                 return
             if round_.trouble == "too_late":
-                time.sleep(TOO_LATE)
+                time.sleep(self._deadline + TOO_LATE)
             if round_.trouble == "other_size":
                 call = Call(call.elements + 1 if call.nbytes + 4 <= round_.max_bytes else call.elements - 1, call.dtype)
         begun = time.monotonic()
         error = self._error_of(comm, round_, call) or self._error_of(comm, round_, call)  # data of one call may be here
         took = time.monotonic() - begun
-        if error is None or took > DEADLINE + MARGIN or not self._names(error, round_):
+        if error is None or took > self._deadline + MARGIN or not self._names(error, round_):
             self._complain(
                 f"round {round_.seed}: rank {round_.culprit} {round_.trouble}; told after {took:.1f} s: {error}"
             )

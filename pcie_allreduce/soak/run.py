@@ -17,7 +17,7 @@ from pcie_allreduce.bench.case import Message
 from pcie_allreduce.bench.ranks import RankProcess, ending, reap, start
 from pcie_allreduce.bench.settings import CannotRun, Machine, Request, Settings, settle
 from pcie_allreduce.soak import worker
-from pcie_allreduce.soak.plan import KILLED
+from pcie_allreduce.soak.plan import KILLED, Asked
 from pcie_allreduce.soak.player import Counts
 
 SILENCE_LIMIT = 240.0  # seconds without a word from any rank
@@ -40,16 +40,19 @@ class Tally:
     complaints: list[str] = field(default_factory=list)
 
 
-def main(request: Request, seconds: float, seed: int, kills: bool, json_path: str | None) -> int:
+def main(request: Request, seconds: float, timeout: float, seed: int, kills: bool, json_path: str | None) -> int:
     """Runs a soak for a command line. 0: everything right; 1: something was wrong; 2: it cannot be run here."""
     here = environment.machine()
     try:
+        if not (seconds > 0 and timeout > 0):
+            raise CannotRun(f"--seconds {seconds:g}, --timeout {timeout:g}: both must be positive")
         settings = settle(request, here)
     except CannotRun as error:
         print(error, file=sys.stderr)
         return 2
-    stamp = _stamp(settings, here, seconds, seed, kills)
-    tally = soak(settings, seconds, seed, kills)
+    asked = Asked(settings.ranks, seconds, timeout, seed, kills)
+    stamp = _stamp(settings, here, asked)
+    tally = soak(asked, settings.gpus)
     if json_path:
         Path(json_path).write_text(json.dumps({"environment": stamp, "soak": asdict(tally)}, indent=1) + "\n")
     print(environment.label(settings))
@@ -57,13 +60,12 @@ def main(request: Request, seconds: float, seed: int, kills: bool, json_path: st
     return 1 if tally.complaints else 0
 
 
-def _stamp(settings: Settings, here: Machine, seconds: float, seed: int, kills: bool) -> dict[str, Any]:
+def _stamp(settings: Settings, here: Machine, asked: Asked) -> dict[str, Any]:
     """What stands before the figures; the benchmark's own entries are left out."""
     stamp = environment.stamp(settings, here)
     for other in ("method", "input", "not_run", "nccl", "p2p", "gpus"):
         del stamp[other]
-    asked = {"ranks": settings.ranks, "gpus": settings.gpus, "seconds": seconds, "seed": seed, "kills": kills}
-    return {**stamp, "settings": asked}
+    return {**stamp, "settings": {**asdict(asked), "gpus": settings.gpus}}
 
 
 def told(tally: Tally) -> str:
@@ -78,15 +80,15 @@ def told(tally: Tally) -> str:
     return "\n".join([*tally.complaints[:SHOWN], *lines])
 
 
-def soak(settings: Settings, seconds: float, seed: int, kills: bool) -> Tally:
+def soak(asked: Asked, gpus: int) -> Tally:
     """Generation after generation of rank processes until the time is over; a kill ends one."""
     tally = Tally()
     begun = time.monotonic()
-    while time.monotonic() - begun < seconds:
+    while time.monotonic() - begun < asked.seconds:
         complaints = len(tally.complaints)
         with tempfile.TemporaryDirectory(prefix="pcie-allreduce-soak-") as folder:
-            args = (settings.ranks, settings.gpus, seed, tally.generations, kills, begun + seconds, f"{folder}/store")
-            ranks = [start(number, worker.main, number, *args) for number in range(settings.ranks)]
+            args = (asked, gpus, tally.generations, begun + asked.seconds, f"{folder}/store")
+            ranks = [start(number, worker.main, number, *args) for number in range(asked.ranks)]
             finished = False
             try:
                 _Listener(ranks, tally).listen()

@@ -16,26 +16,24 @@ import torch.distributed as dist
 from pcie_allreduce.bench.backends.base import Seat
 from pcie_allreduce.bench.case import Message
 from pcie_allreduce.bench.worker import follow_parent, own_stream, take_seat
-from pcie_allreduce.soak.plan import draw, islands_of
+from pcie_allreduce.soak.plan import Asked, draw, islands_of
 from pcie_allreduce.soak.player import Player
 
 
-def main(
-    rank: int, ranks: int, gpus: int, seed: int, generation: int, kills: bool, end: float, store: str, pipe: Connection
-) -> None:
+def main(rank: int, asked: Asked, gpus: int, generation: int, end: float, store: str, pipe: Connection) -> None:
     """Entry of the process. Tells "counts", "complaint" and "trouble"; last "done", or "failed" with two texts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks
     threading.Thread(target=follow_parent, daemon=True).start()
     torch.set_num_threads(1)
-    islands = islands_of(ranks)
+    islands = islands_of(asked.ranks)
     if islands is not None:
         os.environ["PCIE_ALLREDUCE_ISLANDS"] = islands
     try:
-        with take_seat(rank, ranks, gpus, store) as seat, own_stream(seat.device):
-            player = Player(seat, lambda told: pipe.send(Message("complaint", told)))
+        with take_seat(rank, asked.ranks, gpus, store) as seat, own_stream(seat.device):
+            player = Player(seat, asked.timeout, lambda told: pipe.send(Message("complaint", told)))
             number = 0
             while _go_on(seat, end):
-                round_ = draw(seed, generation, number, ranks, kills)
+                round_ = draw(asked.seed, generation, number, asked.ranks, asked.kills)
                 pipe.send(Message("trouble", round_.trouble))
                 goes_on = player.play(round_)
                 pipe.send(Message("counts", copy.copy(player.counts)))
