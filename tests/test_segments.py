@@ -25,7 +25,7 @@ NOBODY = 65534
 
 
 def channel(rank: int, area_packs: int = AREA) -> _C.CpuChannel:
-    return _C.CpuChannel(rank, 2, area_packs, 1.0, 1.0, True)
+    return _C.CpuChannel(rank, 2, area_packs, 1.0, 1.0, False, True)
 
 
 def path_of(each: _C.CpuChannel) -> Path:
@@ -85,7 +85,7 @@ def test_too_few_handles_are_refused(pair: tuple[_C.CpuChannel, _C.CpuChannel]) 
 
 def test_another_size_is_refused(pair: tuple[_C.CpuChannel, _C.CpuChannel]) -> None:
     other = channel(1, 2 * AREA)
-    told = f"has {_C.slab_bytes(2 * AREA)} bytes, expected {_C.slab_bytes(AREA)}"
+    told = f"has {_C.slab_bytes(2 * AREA, False)} bytes, expected {_C.slab_bytes(AREA, False)}"
     with pytest.raises(RuntimeError, match=told):
         pair[0].open([pair[0].handle(), other.handle()])
     other.close()
@@ -156,7 +156,7 @@ def test_nothing_is_left_of_ranks_that_were_all_killed() -> None:
 KILLED_IN_SETUP = """
 import os, signal
 from pcie_allreduce import _C
-made = _C.CpuChannel(0, 2, 24, 1.0, 1.0, True)
+made = _C.CpuChannel(0, 2, 24, 1.0, 1.0, False, True)
 print(made.handle().decode(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ranks import Rank
 
 EMPTY = np.uint32(0x8000_0000)
-CONTROL_WORDS = (_C.slab_bytes(0) - 4096) // 4  # of csrc/protocol/mailbox.h; 4096 bytes of greetings follow
+CONTROL_WORDS = (_C.slab_bytes(0, False) - 4096) // 4  # of csrc/protocol/mailbox.h; 4096 bytes of greetings follow
 ABORT_WORDS = _C.MAX_BLOCKS * 32 // 4  # behind the block states: one a source
 
 
@@ -46,9 +46,9 @@ class Bad:
 class Wire:
     def __init__(self, source: int, reader: int, world: int, handle: bytes, bad: Sequence[Bad]) -> None:
         self._far = _words(handle)
-        head = _C.slab_bytes(0)
-        area_packs = (self._far.nbytes - head) // (_C.slab_bytes(1) - head)
-        self._decoy = _C.CpuChannel(reader, world, area_packs, 1.0, 1.0, False)
+        head = _C.slab_bytes(0, False)
+        area_packs = (self._far.nbytes - head) // (_C.slab_bytes(1, False) - head)
+        self._decoy = _C.CpuChannel(reader, world, area_packs, 1.0, 1.0, False, False)
         self.handle = self._decoy.handle()
         self._near = _words(self.handle)
         self._abort = ABORT_WORDS + source
