@@ -81,6 +81,9 @@ class LinkFigures(NamedTuple):
     staged: bool = False  # ranks write to host memory and read there, with read_us and read_gbps
 
 
+FIGURES = tuple(name for name in LinkFigures._fields if name != "staged")  # those that are numbers
+
+
 class Stage(NamedTuple):
     """One pass over the wire, as the formulas have it: payload without padding and signatures."""
 

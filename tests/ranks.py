@@ -24,7 +24,7 @@ import tempfile
 import time
 import traceback
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ class Rank:
     world: int
     device: str
     store: dist.Store  # of this job; the test's process reads it through `Pool.await_told`
+    options: dict[str, Any] = field(default_factory=dict)  # of every communicator that the job makes
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -66,7 +67,7 @@ class Rank:
 
         group = options.pop("group", self.group)
         device = options.pop("device", self.device)
-        return pcie_allreduce.Communicator(group, device, **{"timeout": 20.0, "warmup_timeout": 20.0, **options})
+        return pcie_allreduce.Communicator(group, device, **{"timeout": 20.0, "warmup_timeout": 20.0, **self.options, **options})
 
     def meet(self) -> None:
         dist.barrier()

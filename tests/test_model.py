@@ -17,7 +17,7 @@ from pcie_allreduce.model import (
     nccl_us,
     predict,
 )
-from pcie_allreduce.plan import ALGORITHMS, LinkFigures, serves
+from pcie_allreduce.plan import ALGORITHMS, FIGURES, serves
 from pcie_allreduce.presets import KINDS, PRESETS, preset_for
 from pcie_allreduce.topology import Gpu, Link, Snapshot
 
@@ -149,7 +149,7 @@ def test_what_is_not_known_is_none() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_figure_says_where_it_is_from(preset: str) -> None:
     known = PRESETS[preset]
-    assert set(known.known) == set(LinkFigures._fields)
+    assert set(known.known) == set(FIGURES)
     for name, figure in known.known.items():
         assert figure.kind in KINDS, name
         assert len(figure.source) > 10, name

@@ -53,6 +53,12 @@ class StagedMachine : public Machine<Element, kRagged> {
     ptx::st_relaxed_sys(&channel_.state->agreed[peer], call);
   }
 
+  // Signatures of several ranks on one GPU's way to the host: who looks less often finds the line free.
+  __device__ __forceinline__ WaitVerdict keep_waiting(Wait& wait, const Call& call) {
+    if (channel_.world > 2 && threadIdx.x >= data_threads()) ptx::nanosleep(kNap);
+    return Base::keep_waiting(wait, call);
+  }
+
   // Until the packs of the first lane of those that wait together have come, it alone looks: where one of a warp's has
   // come, the others mostly have. Only a hint: every lane then looks at every word of its own.
   template <int kSources, class Places>
@@ -77,6 +83,7 @@ class StagedMachine : public Machine<Element, kRagged> {
   }
 
  private:
+  static constexpr Word kNap = 800;   // nanoseconds: half of the way of a word through the host
   static constexpr Word kHints = 16;  // then everybody looks, at deadlines and peers' words too
 
   __device__ __forceinline__ Word used(Word phase) const {

@@ -15,7 +15,7 @@ from rich.table import Table
 from pcie_allreduce import model, nvml
 from pcie_allreduce.bench.rows import Document, Row
 from pcie_allreduce.bench.settings import ITEM_BYTES, MAX_WORLD
-from pcie_allreduce.plan import ALGORITHMS, USEFUL_BLOCKS, LinkFigures, area_packs_for, choose, serves
+from pcie_allreduce.plan import ALGORITHMS, FIGURES, USEFUL_BLOCKS, LinkFigures, area_packs_for, choose, serves
 from pcie_allreduce.presets import PRESETS, Figure, Preset, preset_for
 from pcie_allreduce.topology import decide_islands
 
@@ -56,7 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=_figures,
         default={},
         metavar="NAME=VALUE,...",
-        help=f"replace {', '.join(LinkFigures._fields)}",
+        help=f"replace {', '.join(FIGURES)}",
     )
     add("--published", action="store_true", help="how far the model is from what others published")
     add("--json", metavar="FILE", help="write figures, predictions and crossovers to FILE")
@@ -223,8 +223,8 @@ def _figures(text: str) -> dict[str, Figure]:
     known = {}
     for word in text.split(","):
         name, _, value = word.partition("=")
-        if name.strip() not in LinkFigures._fields:
-            raise argparse.ArgumentTypeError(f"{name.strip()!r} is none of {', '.join(LinkFigures._fields)}")
+        if name.strip() not in FIGURES:
+            raise argparse.ArgumentTypeError(f"{name.strip()!r} is none of {', '.join(FIGURES)}")
         try:
             number = float(value)
         except ValueError as error:

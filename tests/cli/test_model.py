@@ -14,7 +14,7 @@ import pytest
 from pcie_allreduce import nvml
 from pcie_allreduce.bench.rows import Document, Row
 from pcie_allreduce.cli.main import main
-from pcie_allreduce.plan import LinkFigures
+from pcie_allreduce.plan import FIGURES
 from pcie_allreduce.presets import PRESETS
 from pcie_allreduce.topology import Gpu, Link, Snapshot
 
@@ -75,7 +75,7 @@ def test_the_document_holds_what_the_table_shows(tmp_path: Path) -> None:
         False,
         "bf16",
     )
-    assert set(document["figures"]) == set(LinkFigures._fields)
+    assert set(document["figures"]) == set(FIGURES)
     first, last = document["rows"]
     assert set(first) == {"bytes", "one_shot", "two_shot", "island", "pull", "nccl", "floor", "plan"}
     assert (first["plan"], last["plan"].split()[0]) == ("one_shot 1x64", "two_shot")
