@@ -67,7 +67,8 @@ class Rank:
 
         group = options.pop("group", self.group)
         device = options.pop("device", self.device)
-        return pcie_allreduce.Communicator(group, device, **{"timeout": 20.0, "warmup_timeout": 20.0, **self.options, **options})
+        deadlines = {"timeout": 20.0, "warmup_timeout": 20.0}
+        return pcie_allreduce.Communicator(group, device, **{**deadlines, **self.options, **options})
 
     def meet(self) -> None:
         dist.barrier()
