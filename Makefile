@@ -49,7 +49,7 @@ endif
 
 NATIVE := $(shell find csrc tests -type f \( -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu' \))
 SOURCES := $(shell find csrc cmake pcie_allreduce -type f ! -name '*.pyc' ! -name '*.so') CMakeLists.txt setup.py pyproject.toml
-SETTINGS := $(PIP) $(foreach name,CUDA_ARCHS CPU_ONLY NO_DEADLINE WERROR,$(PCIE_ALLREDUCE_$(name)):) $(CUDACXX) $(CUDA_HOME)
+SETTINGS := $(PIP) $(foreach name,CUDA_ARCHS CPU_ONLY NO_DEADLINE NO_WAITS WERROR,$(PCIE_ALLREDUCE_$(name)):) $(CUDACXX) $(CUDA_HOME)
 
 include tests/sglang/sglang.mk
 

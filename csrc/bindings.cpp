@@ -76,6 +76,7 @@ py::dict build_info() {
 #else
   info["deadline"] = true;
 #endif
+  info["counts_waits"] = kCountsWaits;
   return info;
 }
 

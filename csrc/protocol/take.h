@@ -146,19 +146,22 @@ PAR_INLINE void send_signatures(Machine& machine, const Waiting& about) {
 template <class Machine>
 PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about, const Range& sources) {
   Wait wait(kind_algorithm(about.request.kind), Stage::kSignature);
-  const std::uint64_t began = sources.first < sources.end ? machine.clock_ns() : 0;  // a read of the clock is slow
+  const std::uint64_t began = kCountsWaits && sources.first < sources.end ? machine.clock_ns() : 0;  // a slow read
   PAR_ROLLED
   for (Word index = sources.first; index < sources.end; index += sources.step) {
     const Word peer = source_of(index, about.channel.rank);
     const Word source = 1u << peer;
-    PeerWait waited = machine.waited(peer);  // loaded beside the wait, not behind it
+    PeerWait waited{};
+    if constexpr (kCountsWaits) waited = machine.waited(peer);  // loaded beside the wait, not behind it
     Pack theirs;
     const Pack* slot = announcement(about.channel, about.call.phase, index);
     while (!arrived(theirs = machine.template peek<Pack>(slot))) {
       if (gave_up(machine, about, wait, Stage::kSignature, source)) return false;
     }
-    waited.add(machine.clock_ns() - began);
-    machine.set_waited(peer, waited);
+    if constexpr (kCountsWaits) {
+      waited.add(machine.clock_ns() - began);
+      machine.set_waited(peer, waited);
+    }
     if (!same(theirs, about.signature)) {
       machine.fault({Reason::kMismatch, Stage::kSignature, source}, about.call);
       return false;

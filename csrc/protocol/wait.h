@@ -7,6 +7,12 @@
 
 namespace pcie_allreduce {
 
+#if defined(PCIE_ALLREDUCE_NO_WAITS)  // for measurement only: what Communicator.stats() costs
+constexpr bool kCountsWaits = false;
+#else
+constexpr bool kCountsWaits = true;
+#endif
+
 enum class Algorithm : Word { kNone = 0, kOneShot = 1, kTwoShot = 2, kIsland = 3 };
 enum class Stage : Word { kSignature = 0, kGather = 1, kScatter = 2, kCross = 3 };
 enum class Reason : Word {
