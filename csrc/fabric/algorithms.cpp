@@ -39,6 +39,11 @@ Word island_link(const Channel& channel, const Request& request, Word unit, Word
   return kSignature;
 }
 
+// Once for all readers; two-shot: all shards but its own, and the sums of its own.
+Word staged_link(const Channel&, const Request& request, Word unit, Word) {
+  return kSignature + whole_units(request.units(), unit);
+}
+
 Word greeting_link(const Channel&, const Request&, Word, Word) { return kGreetingPacks; }
 
 std::string data_of(const char* stage, Word rank, Word pack) {
@@ -47,6 +52,9 @@ std::string data_of(const char* stage, Word rank, Word pack) {
 std::string one_shot_name(const Channel& channel, const Request& request, Word pack) {
   const Word stride = OneShotLayout(channel.world, request.units()).stride;
   return data_of("data", source_of(pack / stride, channel.rank), pack % stride);
+}
+std::string staged_name(const Channel& channel, const Request&, Word pack) {
+  return data_of("data", channel.rank, pack);
 }
 std::string two_shot_name(const Channel& channel, const Request& request, Word pack) {
   const Word shard = TwoShotLayout(channel.world, request.units()).shard;
@@ -74,6 +82,10 @@ const std::vector<Entry>& algorithms() {
       {"one_shot", Algorithm::kOneShot, kAllReduce, any_world, run_one_shot, one_shot_link, one_shot_name},
       {"two_shot", Algorithm::kTwoShot, kAllReduce, any_world, run_two_shot, two_shot_link, two_shot_name},
       {"island", Algorithm::kIsland, kAllReduce, even_world, run_island, island_link, island_name},
+      {"staged_one_shot", Algorithm::kOneShot, kAllReduce, any_world, run_staged_one_shot, staged_link, staged_name,
+       false, true},
+      {"staged_two_shot", Algorithm::kTwoShot, kAllReduce, any_world, run_staged_two_shot, staged_link, staged_name,
+       false, true},
       {"greeting", Algorithm::kOneShot, Collective::kGreeting, any_world, run_greeting, greeting_link, nullptr},
   };
   return table;
@@ -81,8 +93,8 @@ const std::vector<Entry>& algorithms() {
 
 Word unit_packs(Mapping mapping) { return mapping == Mapping::kLines ? sizeof(Line) / sizeof(Pack) : 1; }
 
-Word used_packs(const Request& request, Word world) {
-  return packs_used(kind_algorithm(request.kind), kind_dtype(request.kind), world, request.bytes);
+Word used_packs(const Request& request, Word world, bool staged) {
+  return packs_used(kind_algorithm(request.kind), kind_dtype(request.kind), world, request.bytes, staged);
 }
 
 Range pack_shard(Word world, Word rank, Word packs) {

@@ -22,14 +22,15 @@ struct Entry {
   std::function<Word(const Channel& channel, const Request& request, Word unit, Word reader)> link_packs;
   // What stands in a pack of a phase of the mailbox of the channel's rank.
   std::string (*name_pack)(const Channel& channel, const Request& request, Word pack);
-  bool model = false;  // not an algorithm of the package: no signatures, no troubles, one launch shape for all ranks
+  bool model = false;   // not an algorithm of the package: no signatures, no troubles, one launch shape for all ranks
+  bool staged = false;  // serves staged channels, and no others; link_packs is then what a rank stores for all readers
 };
 
 const std::vector<Entry>& algorithms();
 const Entry* find_algorithm(const std::string& name);
 
 Word unit_packs(Mapping mapping);
-Word used_packs(const Request& request, Word world);  // of a phase
+Word used_packs(const Request& request, Word world, bool staged);  // of a phase
 
 // The packs [first, end) that `rank` owns in the models of reduce-scatter and all-gather; the last shards may be empty.
 Range pack_shard(Word world, Word rank, Word packs);

@@ -191,7 +191,8 @@ void Checker::check_links(Word rank, Word call) {
   const Entry& algorithm = *scenario_.calls[call].algorithm;
   const Word unit = unit_packs(scenario_.mapping);
   for (Word reader = 0; reader < scenario_.world; ++reader) {
-    const Word formula = reader == rank ? 0 : algorithm.link_packs(channels_[rank], request, unit, reader);
+    const bool crosses = (reader == rank) == scenario_.staged;  // to each reader's memory, or to the host's
+    const Word formula = crosses ? algorithm.link_packs(channels_[rank], request, unit, reader) : 0;
     const Word packs_sent = sent_[call * scenario_.world + rank][reader];
     if (packs_sent == formula) continue;
     violate(Breach::kLinkBytes, rank, call,

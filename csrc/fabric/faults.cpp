@@ -40,6 +40,7 @@ void any_trouble(Scenario&) {}
 
 std::vector<PlantedFault> faults_of_the_package() {
   const Entry* one_shot_alone = find_algorithm("one_shot");
+  const std::vector<const Entry*> staged = {find_algorithm("staged_one_shot"), find_algorithm("staged_two_shot")};
   return {
       {"two_phases", "own memory with two phases", lane<TwoPhases>, {}, untroubled},
       {"no_rearm", "slots are never re-armed", lane<NoRearm>, {}, untroubled},
@@ -78,7 +79,9 @@ std::vector<PlantedFault> faults_of_the_package() {
       {"no_signature", "another dtype of equal bytes, and no signature", lane<NoSignature>, {}, other_dtype},
       {"stale_output", "a launch on a failed channel leaves its output alone", lane<StaleOutput>, {}, any_trouble},
       {"victim_named", "a rank that gives up does not heed what others say", lane<NamesVictims>, {}, killed},
-      {"record_no_fence", "the record is valid before it is complete", lane<RecordWithoutFence>, {}, any_trouble},
+      {"record_no_fence", "the record is valid before it is complete", lane<NoFence>, {}, any_trouble},
+      {"staged_rearm", "staged: call k re-arms what call k - 1 used", lane<StagedRearmsPrevious>, staged, untroubled},
+      {"staged_no_fence", "staged: re-armed without a fence", lane<NoFence>, staged, untroubled},
   };
 }
 

@@ -33,13 +33,29 @@ struct NoRearm : Lane {
   void arm(Pack*) override {}
 };
 
+// Of a staged channel: call k re-arms what call k - 1 used.
+struct StagedRearmsPrevious : Lane {
+  using Lane::Lane;
+  Call begin_call() override {
+    Call call = Lane::begin_call();
+    const Word before = (call.phase + kStagedPhases - 1) % kStagedPhases;
+    call.stale = before < kPhases ? state_.used[before] : state_.used_fourth;
+    return call;
+  }
+  void arm(Pack* slot) override {
+    Pack* area = area_of(channel_.slab[channel_.rank], 0, channel_.area_packs);
+    const Word at = static_cast<Word>(slot - area);  // in the phase before the one that is meant
+    Lane::arm(area + (at + channel_.area_packs) % (kStagedPhases * channel_.area_packs));
+  }
+};
+
 // Invariant 4.
 
 struct RearmsThisRange : Lane {
   using Lane::Lane;
   Call begin_call() override {
     Call call = Lane::begin_call();
-    call.stale = used_packs(rank_.requests[grid_.call], channel_.world);
+    call.stale = used_packs(rank_.requests[grid_.call], channel_.world, channel_.staged);
     return call;
   }
 };
@@ -197,7 +213,7 @@ struct NamesVictims : Lane {
   Word load_abort(const Word*) override { return 0; }
 };
 
-struct RecordWithoutFence : Lane {
+struct NoFence : Lane {
   using Lane::Lane;
   void fence() override {}
 };

@@ -6,6 +6,12 @@
 #include "protocol/report.h"
 
 namespace pcie_allreduce::fabric {
+namespace {
+
+Word& used_in(BlockState& state, Word phase) { return phase < kPhases ? state.used[phase] : state.used_fourth; }
+
+}  // namespace
+
 Lane::Lane(Simulation& simulation, Rank& rank, Grid& grid, Word block, Word thread)
     : simulation_(simulation),
       rank_(rank),
@@ -46,13 +52,14 @@ void Lane::wait_for_predecessor() {
 }
 
 Call Lane::read_state() {
-  const Control* control = control_of(channel_.slab[rank_.number]);
-  const Word* line = &control->block[block()].call;
+  const Word* line = &channel_.state->block[block()].call;
   Word words[sizeof(BlockState) / sizeof(Word)];
   for (Word w = 0; w < 8; ++w) words[w] = load(line + w);
   std::memcpy(&state_, words, sizeof state_);
-  const Word mark = load(&control->abort[rank_.number]);
-  return {state_.call, state_.phase, state_.used[phase_before(state_.phase % kPhases)], mark != 0};
+  const Word mark = load(abort_word_of(channel_, rank_.number));
+  const Word stale = channel_.staged ? used_in(state_, two_phases_before(state_.phase))
+                                     : state_.used[phase_before(state_.phase % kPhases)];
+  return {state_.call, state_.phase, stale, mark != 0};
 }
 
 Call Lane::begin_call() {
@@ -84,8 +91,8 @@ bool Lane::meet(bool failed) {
 BlockState Lane::next_state(const Call& call, Word used) const {
   BlockState next = state_;
   next.call = call.number + 1;
-  next.phase = phase_after(call.phase);
-  next.used[call.phase] = used;
+  next.phase = channel_.staged ? staged_phase_after(call.phase) : phase_after(call.phase);
+  used_in(next, call.phase) = used;
   const bool settled = rank_.requests[grid_.call].captured || state_.settled == kWarmupCalls;
   next.settled = settled ? kWarmupCalls : state_.settled + 1;
   return next;
@@ -99,11 +106,13 @@ void Lane::end_call(const Call& call, Word used) {
 
 // Also the lines of blocks that this launch does not have, since the next may have them.
 void Lane::write_state(Word first, Word step, const BlockState& state) {
-  Control* control = control_of(channel_.slab[rank_.number]);
+  const Word used_words = channel_.staged ? 7 : 6;
   for (Word b = first; b < kStateLines; b += step) {
     Word words[sizeof(BlockState) / sizeof(Word)];
     std::memcpy(words, &state, sizeof words);
-    for (Word w = 0; w < 6; ++w) store_word(simulation_.memory().index(&control->block[b].call + w), words[w]);
+    for (Word w = 0; w < used_words; ++w) {
+      store_word(simulation_.memory().index(&channel_.state->block[b].call + w), words[w]);
+    }
     simulation_.note(*this, {.what = Happened::kEnds, .value = {b, state.call, state.phase}});
   }
 }
@@ -122,9 +131,10 @@ WaitVerdict Lane::keep_waiting(Wait& wait, const Call& call) {
   access();
   if (wait.began == 0) wait.began = now();
   waited_ = now() - wait.began;
-  const Word* abort = control_of(channel_.slab[rank_.number])->abort;
   bool aborted = false;
-  for (Word peer = 0; peer < channel_.world; ++peer) aborted |= aborts(load(abort + peer), call.number);
+  for (Word peer = 0; peer < channel_.world; ++peer) {
+    aborted |= aborts(load(abort_word_of(channel_, peer)), call.number);
+  }
   if (aborted) return WaitVerdict::kAborted;
   return waited_ > limit() + wait.grace ? WaitVerdict::kOutOfTime : WaitVerdict::kLook;
 }

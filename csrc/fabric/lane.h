@@ -45,6 +45,7 @@ class Lane : public Task {
   // For the models: what they keep beside the mailboxes, and what a real one would have recorded.
   bool meet(bool failed = false);  // the block's barrier; true when a lane came to it having failed
   void stage(Pack* own, const Pack& value) { store_pack(own, value); }
+  Word* agreed(Word peer) const { return &channel_.state->agreed[peer]; }
   Word* verdict() const;  // of the greetings, in memory of its host
   Pack* shared() const;
   Word* flag(Word at, Word source) const;

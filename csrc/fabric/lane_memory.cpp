@@ -83,7 +83,7 @@ Pack Lane::peek(const Pack* slot) {
 
 PeerWait Lane::waited(Word peer) {
   if (block() != 0) return {};
-  const Word* from = reinterpret_cast<const Word*>(&control_of(channel_.slab[rank_.number])->waited[peer]);
+  const Word* from = reinterpret_cast<const Word*>(&channel_.state->waited[peer]);
   Word words[sizeof(PeerWait) / sizeof(Word)];
   for (Word w = 0; w < 4; ++w) words[w] = load(from + w);
   return std::bit_cast<PeerWait>(words);
@@ -91,8 +91,7 @@ PeerWait Lane::waited(Word peer) {
 
 void Lane::set_waited(Word peer, const PeerWait& waited) {
   if (block() != 0) return;
-  store_pack(reinterpret_cast<Pack*>(&control_of(channel_.slab[rank_.number])->waited[peer]),
-             std::bit_cast<Pack>(waited));
+  store_pack(reinterpret_cast<Pack*>(&channel_.state->waited[peer]), std::bit_cast<Pack>(waited));
 }
 
 void Lane::fence() {

@@ -20,6 +20,7 @@ class Machine {
   bool any_failed(bool failed) { return lane_.any_failed(failed); }
   void end_call(const Call& call, Word used) { lane_.end_call(call, used); }
   Range share(Word units) const { return lane_.share(units); }
+  Range rearms(Word units) const { return lane_.share(units); }
   Range once_a_block(Word tasks) const { return lane_.once_a_block(tasks); }
   Range once_a_rank(Word tasks) const { return lane_.once_a_rank(tasks); }
 
@@ -41,6 +42,8 @@ class Machine {
     for (Word p = 0; p < kPacks<Unit>; ++p) lane_.arm(slot + p);
   }
   void fence() { lane_.fence(); }
+  Word agreed(Word peer) { return lane_.load(lane_.agreed(peer)); }
+  void set_agreed(Word peer, Word call) { lane_.store(lane_.agreed(peer), call); }
   void tell(Word* verdict, Word value) { lane_.tell(verdict, value); }
   std::uint64_t clock_ns() const { return lane_.now(); }
   PeerWait waited(Word peer) const { return lane_.waited(peer); }

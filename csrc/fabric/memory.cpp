@@ -9,11 +9,15 @@ constexpr std::size_t kAlignment = 128;
 
 }  // namespace
 
-Memory::Memory(Word world, Word area_packs, Word shared_packs, Watcher& watcher)
-    : world_(world), slab_words_(static_cast<Word>(slab_bytes(area_packs) / sizeof(Word))), watcher_(watcher) {
+Memory::Memory(Word world, Word area_packs, bool staged, Word shared_packs, Watcher& watcher)
+    : staged_(staged),
+      world_(world),
+      slab_words_(static_cast<Word>(slab_bytes(area_packs, staged) / sizeof(Word))),
+      state_words_(staged ? sizeof(Control) / sizeof(Word) : 0),
+      watcher_(watcher) {
   const Word alignment = kAlignment / sizeof(Word);
   slab_words_ = (slab_words_ + alignment - 1) / alignment * alignment;
-  rank_words_ = slab_words_ + sizeof(FaultRecord) / sizeof(Word) + kMaxWorld * kGreetingPacks;
+  rank_words_ = slab_words_ + state_words_ + sizeof(FaultRecord) / sizeof(Word) + kMaxWorld * kGreetingPacks;
   size_ = std::size_t{world} * rank_words_ + shared_packs * 4;
   storage_.assign(size_ + alignment, 0);
   const auto address = reinterpret_cast<std::uintptr_t>(storage_.data());

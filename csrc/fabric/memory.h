@@ -29,11 +29,13 @@ class Watcher {
 
 class Memory {
  public:
-  Memory(Word world, Word area_packs, Word shared_packs, Watcher& watcher);
+  Memory(Word world, Word area_packs, bool staged, Word shared_packs, Watcher& watcher);
 
   char* slab(Word rank) { return reinterpret_cast<char*>(&words_[rank * rank_words_]); }
+  // In the rank's own memory: a part of its slab, or beside it where that is staged in host memory.
+  Control* state(Word rank) { return staged_ ? reinterpret_cast<Control*>(end_of_slab(rank)) : control_of(slab(rank)); }
   // In memory of the rank's host: the fault record, and the verdict of the greetings.
-  FaultRecord* record(Word rank) { return reinterpret_cast<FaultRecord*>(&words_[rank * rank_words_ + slab_words_]); }
+  FaultRecord* record(Word rank) { return reinterpret_cast<FaultRecord*>(end_of_slab(rank) + state_words_); }
   Word* verdict(Word rank) { return reinterpret_cast<Word*>(record(rank) + 1); }
   Pack* shared() { return reinterpret_cast<Pack*>(&words_[world_ * rank_words_]); }  // in host memory, of all ranks
 
@@ -41,10 +43,15 @@ class Memory {
   Word index(const void* address) const;
   Word home(Word word) const { return word / rank_words_; }  // `world` and above: the shared part
   Word offset(Word word) const { return word % rank_words_; }
-  bool is_verdict(Word word) const { return offset(word) >= slab_words_ + sizeof(FaultRecord) / sizeof(Word); }
+  bool is_verdict(Word word) const {
+    return offset(word) >= slab_words_ + state_words_ + sizeof(FaultRecord) / sizeof(Word);
+  }
   bool in_slab(Word word) const { return home(word) < world_ && offset(word) < slab_words_; }
+  bool in_state(Word word) const {
+    return home(word) < world_ && offset(word) >= slab_words_ && offset(word) < slab_words_ + state_words_;
+  }
   // Complete at a launch boundary. Everything else a rank stores is posted: to a peer, or to host memory.
-  bool own(Word rank, Word word) const { return home(word) == rank && in_slab(word); }
+  bool own(Word rank, Word word) const { return home(word) == rank && (staged_ ? in_state(word) : in_slab(word)); }
 
   Word load(LaneId lane, Word word) const;
   Word delivered(Word word) const { return words_[word]; }
@@ -72,13 +79,15 @@ class Memory {
   };
   static constexpr std::uint32_t kNone = ~0u;
 
+  Word* end_of_slab(Word rank) { return &words_[rank * rank_words_ + slab_words_]; }
   std::uint32_t first_of(Word rank, Word word) const;
   void remove(std::uint32_t store);
   void apply(std::uint32_t store);
   template <class Matches>
   void deliver_all(Matches&& matches);
 
-  Word world_, slab_words_, rank_words_;
+  bool staged_;
+  Word world_, slab_words_, state_words_, rank_words_;
   Watcher& watcher_;
   std::vector<Word> storage_;
   Word* words_;

@@ -19,11 +19,12 @@ std::string in_mailbox(const Simulation& simulation, Word rank, Word word, Word 
   const Word phase = pack / channel.area_packs;
   const Word at = pack % channel.area_packs;
   const std::string told = "phase " + std::to_string(phase) + ", ";
+  if (channel.staged && at == 0) return told + "its signature";
   if (at < channel.world - 1) return told + "signature of rank " + std::to_string(source_of(at, rank));
   const Scenario& scenario = simulation.scenario();
   const Request request = request_of(scenario, rank, call);
   const auto name = scenario.calls[call].algorithm->name_pack;
-  if (name == nullptr || at < kLinePacks || at >= used_packs(request, channel.world))
+  if (name == nullptr || at < kLinePacks || at >= used_packs(request, channel.world, channel.staged))
     return told + "pack " + std::to_string(at);
   return told + name(channel, request, at - kLinePacks);
 }
@@ -35,6 +36,7 @@ std::string place_of(const Simulation& simulation, Word word, Word call) {
   const Word rank = memory.home(word);
   if (rank >= simulation.scenario().world) return "host memory, word " + std::to_string(word);
   const std::string of = " of rank " + std::to_string(rank);
+  if (memory.in_state(word)) return "what it keeps near it" + of;
   if (!memory.in_slab(word)) return (memory.is_verdict(word) ? "the verdict" : "the fault record") + of;
   const Word byte = memory.offset(word) * sizeof(Word);
   if (byte < kGreetingOffset) return in_control(simulation, word) + of;

@@ -28,6 +28,8 @@ void on_units(Lane& lane, const Request& request, Mapping mapping, Body&& body) 
 void run_one_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_two_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_island(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
+void run_staged_one_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
+void run_staged_two_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_greeting(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 
 }  // namespace pcie_allreduce::fabric

@@ -136,6 +136,7 @@ Scenario draw(std::uint64_t seed, const std::vector<const Entry*>& algorithms) {
   } while (algorithms[0]->model && scenario.mapping == Mapping::kLines);
   scenario.stewards = random.between(1, 2);
   scenario.first_island = any_island(random, scenario.world);
+  scenario.staged = algorithms[0]->staged;
   std::vector<const Entry*> serving;
   std::copy_if(algorithms.begin(), algorithms.end(), std::back_inserter(serving), served);
   draw_calls(random, scenario, serving);
@@ -158,6 +159,7 @@ Scenario draw(std::uint64_t seed, const std::vector<const Entry*>& algorithms) {
 std::string Scenario::told() const {
   std::string told = std::to_string(world) + " ranks";
   if (mapping == Mapping::kStewards) told += ", " + std::to_string(stewards) + " stewards a block";
+  if (staged) told += ", staged";
   if (mapping == Mapping::kLines) told += ", cache lines";
   told += ", epoch from " + std::to_string(first_call) + " in phase " + std::to_string(first_phase) + ", " +
           trouble_told(*this);

@@ -15,7 +15,7 @@ Word largest_area(const Scenario& scenario) {
   Word largest = 0;
   for (Word call = 0; call < scenario.calls.size(); ++call) {
     for (Word rank = 0; rank < scenario.world; ++rank) {
-      largest = std::max(largest, used_packs(request_of(scenario, rank, call), scenario.world));
+      largest = std::max(largest, used_packs(request_of(scenario, rank, call), scenario.world, scenario.staged));
     }
   }
   return largest;
@@ -56,7 +56,7 @@ Simulation::Simulation(const Scenario& scenario, Choices& choices, FiberPool& fi
                        Timeline* timeline)
     : scenario_(scenario),
       scheduler_(choices, fibers, scenario.mood),
-      memory_(scenario.world, area_packs(scenario), shared_packs(scenario), scheduler_),
+      memory_(scenario.world, area_packs(scenario), scenario.staged, shared_packs(scenario), scheduler_),
       checker_(scenario, channels_, memory_, scheduler_),
       maker_(maker),
       timeline_(timeline) {
@@ -67,7 +67,8 @@ Simulation::Simulation(const Scenario& scenario, Choices& choices, FiberPool& fi
     rank.number = r;
     Channel& channel = channels_.emplace_back();
     for (Word peer = 0; peer < scenario.world; ++peer) channel.slab[peer] = memory_.slab(peer);
-    channel.state = control_of(memory_.slab(r));
+    channel.state = memory_.state(r);
+    channel.staged = scenario.staged;
     channel.record = memory_.record(r);
     channel.rank = r;
     channel.world = scenario.world;
@@ -88,11 +89,12 @@ Simulation::Simulation(const Scenario& scenario, Choices& choices, FiberPool& fi
       rank.requests.push_back(request);
       rank.grids[call].call = call;
     }
-    for (BlockState& state : control_of(memory_.slab(r))->block) {
+    for (BlockState& state : channel.state->block) {
       state.call = scenario.first_call;
       state.phase = scenario.first_phase;
       state.settled = scenario.settled;
     }
+    for (Word& agreed : channel.state->agreed) agreed = scenario.first_call;  // as the call before has left it
   }
 }
 
