@@ -96,7 +96,7 @@ def _table(rows: list[Row]) -> str:
     """Sizes down, backends across; the last columns are how many times faster ours is than the baseline."""
     columns = list(dict.fromkeys((row.backend, row.algorithm) for row in rows))
     ours = [column for column in columns if column[0] == report.OURS]
-    baseline = next((name for name, _ in columns if name in report.BASELINES), None)
+    baseline = next((name for name in report.BASELINES if name in {column for column, _ in columns}), None)
     heads = [_column(column) for column in columns] + [f"{_column(c)} vs {baseline}" for c in ours if baseline]
     lines = [
         f"| us per call ({rows[0].dtype}, {rows[0].mode}) | " + " | ".join(heads) + " |",

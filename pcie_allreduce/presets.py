@@ -47,9 +47,9 @@ _SUM = Figure(2000.0, "assumed", "a GPU reads its slots from its own second-leve
 _UNUSED = Figure(1e6, "assumed", "no traffic is modelled there")
 _KERNEL = {
     "launch_us": Figure(0.55, "measured", f"empty kernel in a graph, {_H200}"),
-    "base_us": Figure(0.4, "fitted", f"one-shot at 43,008 B over 2 ranks, 2.25 us, {_H200}"),
-    "stage_us": Figure(0.4, "assumed", "base_us and stage_us are known only together, from one-shot"),
-    "source_us": Figure(0.1, "fitted", f"one-shot at 43,008 B over 8 ranks, 4.86 us, emulated on {_H200}"),
+    "base_us": Figure(0.24, "fitted", f"one-shot at 1,024 B over 2 ranks, 1.93 us, {_H200}"),
+    "stage_us": Figure(0.4, "fitted", f"1,024 B over 8 ranks, two-shot 4.95, island 4.38 us, emulated on {_H200}"),
+    "source_us": Figure(0.1, "assumed", f"emulated ranks share a GPU; theirs, 0.15 to 0.2 at 1,024 B, on {_H200}"),
 }
 _SWITCH_US = Figure(0.68, "published", "one way behind one switch, 0.63-0.73 us")
 _CPU_US = Figure(1.08, "published", "one way through a CPU, 1.04-1.12 us")
@@ -60,7 +60,7 @@ _GEN5 = {
     "egress_gbps": Figure(47.5, "published", "GPU stores over PCIe 5 x16, 45-50 GB/s"),
     "uplink_gbps": Figure(50.0, "published", "a x16 uplink or a socket link, 46-54 GB/s"),
     "sum_gbps": _SUM,
-    "read_us": Figure(4.82, "fitted", "b12x's pull one-shot over 8 GPUs, 10.0 us at 12 KB and 31.9 us at 96 KB"),
+    "read_us": Figure(4.98, "fitted", "b12x's pull one-shot over 8 GPUs, 10.0 us at 12 KB and 31.9 us at 96 KB"),
     "read_gbps": Figure(27.5, "fitted", "the same two points"),
 }
 _NO_PULL = {
@@ -79,9 +79,7 @@ _NVLINK = {
 }
 _EMULATED = {
     **_NVLINK,
-    "egress_gbps": Figure(
-        150.0, "fitted", f"one-shot over 8 ranks, 4.86 us at 43,008 B and 29.0 at 524,288 B, {_H200}"
-    ),
+    "egress_gbps": Figure(150.0, "fitted", f"one-shot over 8 ranks, 4.6 us at 43,008 B and 29.6 at 524,288 B, {_H200}"),
 }
 _CROWD = "3 and 8 ranks at 1 to 43 KB on two busy cores"
 _CPU = {

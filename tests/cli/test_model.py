@@ -105,7 +105,7 @@ def test_measured_rows_lie_beside_the_predictions(tmp_path: Path, capsys: pytest
     assert document["overlay"]["label"] == "measured: 2 ranks, each with a GPU of its own; mode graph"
     text = capsys.readouterr().out
     assert "bench.json: measured: 2 ranks, each with a GPU of its own; mode graph" in text
-    assert re.search(r"43,008 +2\.70 +2\.24 +0\.83 +one_shot", text)
+    assert re.search(r"43,008 +2\.70 +2\.08 +0\.77 +one_shot", text)
 
 
 def test_this_machine_is_modelled_as_what_its_links_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
