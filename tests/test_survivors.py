@@ -109,8 +109,8 @@ def replayed(me: Rank, comm: Any) -> Failure | None:
     return None
 
 
-def live(me: Rank, trouble: str) -> Failure | None:
-    comm = me.communicator(max_bytes=4096, timeout=TIMEOUT, warmup_timeout=TIMEOUT)
+def live(me: Rank, trouble: str, transport: str) -> Failure | None:
+    comm = me.communicator(transport=transport, max_bytes=4096, timeout=TIMEOUT, warmup_timeout=TIMEOUT)
     for _ in range(BEFORE):
         assert failing_call(me, comm, x_of(me)) is None
     me.meet()
@@ -148,15 +148,16 @@ def judge(outcomes: list[Outcome], trouble: str) -> None:
         assert failure.poisoned, failure
 
 
+@pytest.mark.parametrize("transport", ["auto", "host"])
 @pytest.mark.parametrize("trouble", [name for name in TROUBLES if name != "raises after capture"])
-def test_every_survivor_is_told_in_time_and_by_name(trouble: str, device: str) -> None:
+def test_every_survivor_is_told_in_time_and_by_name(trouble: str, transport: str, device: str) -> None:
     before = shared_memory()
-    with start_ranks(3 if device == "cpu" else 2, live, trouble, device=device) as ranks:
+    with start_ranks(3 if device == "cpu" else 2, live, trouble, transport, device=device) as ranks:
         judge(ranks.collect(60), trouble)
     assert left_in_shared_memory(before) == set()
 
 
 @pytest.mark.gpu
 def test_an_exception_between_capture_and_replay_is_told_to_the_others() -> None:
-    with start_ranks(2, live, "raises after capture", device="cuda") as ranks:
+    with start_ranks(2, live, "raises after capture", "auto", device="cuda") as ranks:
         judge(ranks.collect(60), "raises after capture")

@@ -47,6 +47,7 @@ class Round:
     seed: str
     max_bytes: int
     algorithm: str
+    transport: str
     calls: tuple[Call, ...]
     graph: tuple[Call, ...]  # GPUs: captured together ...
     replays: int  # ... and replayed so often
@@ -67,12 +68,14 @@ def draw(seed: int, generation: int, number: int, world: int, kills: bool) -> Ro
     dice = random.Random(name)
     max_bytes = dice.choice(LARGEST_BYTES)
     algorithms = ["auto", "one_shot", "two_shot"] + ["island"] * (islands_of(world) is not None)
+    algorithm = dice.choice(algorithms)
     calls = tuple(_call(dice, max_bytes) for _ in range(dice.randint(20, 200)))
     troubles = [*["none"] * 3, *["late"] * 6, *FAILURES] + [KILLED] * (2 if kills else 0)
     return Round(
         seed=name,
         max_bytes=max_bytes,
-        algorithm=dice.choice(algorithms),
+        algorithm=algorithm,
+        transport="auto" if algorithm == "island" else dice.choice(("auto", "host")),
         calls=calls,
         graph=tuple(_call(dice, max_bytes) for _ in range(dice.randint(1, 40))),
         replays=dice.randint(1, 20),

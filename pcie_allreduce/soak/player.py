@@ -45,7 +45,7 @@ class Player:
 
     def play(self, round_: Round) -> bool:
         """One round; False when it killed a rank, so that these processes have to end."""
-        options = {"max_bytes": round_.max_bytes, "algorithm": round_.algorithm}
+        options = {"max_bytes": round_.max_bytes, "algorithm": round_.algorithm, "transport": round_.transport}
         deadlines = {"timeout": self._deadline, "warmup_timeout": self._deadline}
         comm = pcie_allreduce.Communicator(self._seat.gloo, self._seat.device, **options, **deadlines)  # type: ignore[arg-type]
         harmless = round_.trouble in HARMLESS
