@@ -15,6 +15,7 @@ class StagedMachine : public Machine<Element, kRagged> {
  public:
   using Base::Base;
 
+  static constexpr bool staged() { return true; }
   __device__ __forceinline__ Call begin_call() {
     ptx::griddepcontrol_wait();
     const Pack* line = reinterpret_cast<const Pack*>(&channel_.state->block[blockIdx.x]);
@@ -60,12 +61,12 @@ class StagedMachine : public Machine<Element, kRagged> {
   }
 
   // Until the packs of the first lane of those that wait together have come, it alone looks: where one of a warp's has
-  // come, the others mostly have. Only a hint: every lane then looks at every word of its own.
+  // come, the others mostly have. Only a hint: every lane then looks at every word of its own, and nothing but speed
+  // depends on whether the lanes of a warp keep together.
   template <int kSources, class Places>
   __device__ __forceinline__ void await_hint(Word missing, const Places& slots) const {
     if constexpr (kSources == 2) return;  // one source: a look of all lanes takes no longer than one of one lane
-    const unsigned together = __activemask();
-    if (threadIdx.x % 32 + 1 == static_cast<unsigned>(__ffs(static_cast<int>(together)))) {
+    if (threadIdx.x % 32 + 1 == static_cast<unsigned>(__ffs(static_cast<int>(__activemask())))) {
       bool all = false;
       for (Word polls = 0; polls < kHints && !all; ++polls) {
         Pack got[kSources];
@@ -79,7 +80,6 @@ class StagedMachine : public Machine<Element, kRagged> {
         for (Word source = 0; source < kSources; ++source) all = all && arrived(got[source]);
       }
     }
-    __syncwarp(together);
   }
 
  private:

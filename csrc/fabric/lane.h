@@ -19,6 +19,7 @@ class Lane : public Task {
   virtual Call begin_call();
   virtual bool any_failed(bool failed);
   virtual void end_call(const Call& call, Word used);
+  bool staged() const { return channel_.staged; }
   Range share(Word units) const;
   virtual Range once_a_block(Word tasks) const;
   virtual Range once_a_rank(Word tasks) const;

@@ -19,6 +19,7 @@ class Machine {
   Call begin_call() { return lane_.begin_call(); }
   bool any_failed(bool failed) { return lane_.any_failed(failed); }
   void end_call(const Call& call, Word used) { lane_.end_call(call, used); }
+  bool staged() const { return lane_.staged(); }
   Range share(Word units) const { return lane_.share(units); }
   Range rearms(Word units) const { return lane_.share(units); }
   Range once_a_block(Word tasks) const { return lane_.once_a_block(tasks); }

@@ -90,6 +90,7 @@ class Machine {
     if (state_.settled < kWarmupCalls) ++state_.settled;
   }
 
+  bool staged() const { return channel_.staged; }
   PAR_INLINE Range share(Word units) const { return {0, units, 1}; }
   PAR_INLINE Range rearms(Word units) const { return {0, units, 1}; }
   PAR_INLINE Range once_a_block(Word tasks) const { return {0, tasks, 1}; }

@@ -47,8 +47,8 @@ PAR_INLINE Word* abort_word_of(const Channel& channel, Word peer) {
   return (peer == channel.rank ? channel.state : control_of(channel.slab[channel.rank]))->abort + peer;
 }
 // Where the signature of a source stands: in the reader's mailbox, or in the source's own slab where that is staged.
-PAR_INLINE const Pack* announcement(const Channel& channel, Word phase, Word index) {
-  if (channel.staged) return area_of(channel.slab[source_of(index, channel.rank)], phase, channel.area_packs);
+PAR_INLINE const Pack* announcement(bool staged, const Channel& channel, Word phase, Word index) {
+  if (staged) return area_of(channel.slab[source_of(index, channel.rank)], phase, channel.area_packs);
   return area_of(channel.slab[channel.rank], phase, channel.area_packs) + index;
 }
 

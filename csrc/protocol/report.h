@@ -99,7 +99,8 @@ PAR_INLINE void publish_fault(const Channel& channel, const Request& request, co
   const Word culprit = lowest(blame.missing);
   const Word other = culprit == channel.rank ? blame.reporter : culprit;
   const Pack ours = Signature{call, request.bytes, request.kind}.pack();
-  const Pack* theirs = announcement(channel, at.phase, other == channel.rank ? 0 : source_index(other, channel.rank));
+  const Pack* theirs =
+      announcement(channel.staged, channel, at.phase, other == channel.rank ? 0 : source_index(other, channel.rank));
   for (int w = 0; w < 4; ++w) Access::store(&record->ours[w], ours.word[w]);
   for (int w = 0; w < 4; ++w) Access::store(&record->theirs[w], Access::load(&theirs->word[w]));
   Access::fence();

@@ -42,7 +42,8 @@ PAR_COLD bool gives_up(Machine& machine, const Waiting& about, WaitVerdict verdi
   PAR_ROLLED
   for (Word index = 0; index < about.channel.world - 1; ++index) {
     const Word source = 1u << source_of(index, about.channel.rank);
-    const Pack theirs = machine.template peek<Pack>(announcement(about.channel, about.call.phase, index));
+    const Pack theirs =
+        machine.template peek<Pack>(announcement(machine.staged(), about.channel, about.call.phase, index));
     if (!arrived(theirs)) {
       absent |= source;
     } else if (!same(theirs, about.signature)) {
@@ -154,7 +155,7 @@ PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about, const R
     PeerWait waited{};
     if constexpr (kCountsWaits) waited = machine.waited(peer);  // loaded beside the wait, not behind it
     Pack theirs;
-    const Pack* slot = announcement(about.channel, about.call.phase, index);
+    const Pack* slot = announcement(machine.staged(), about.channel, about.call.phase, index);
     while (!arrived(theirs = machine.template peek<Pack>(slot))) {
       if (gave_up(machine, about, wait, Stage::kSignature, source)) return false;
     }
