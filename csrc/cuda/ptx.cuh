@@ -38,6 +38,16 @@ __device__ __forceinline__ Word ld_relaxed_sys(const Word* from) {
   return value;
 }
 
+__device__ __forceinline__ Word ld_relaxed_gpu(const Word* from) {
+  Word value;
+  asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(from));
+  return value;
+}
+
+__device__ __forceinline__ void st_relaxed_gpu(Word* to, Word value) {
+  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(value));
+}
+
 __device__ __forceinline__ void st_relaxed_gpu_v2(Word* to, Word first, Word second) {
   asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(first), "r"(second));
 }

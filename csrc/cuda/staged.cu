@@ -6,15 +6,16 @@
 namespace pcie_allreduce::cuda {
 namespace {
 
+// One block a multiprocessor: the link is the limit, and two would have to spill.
 template <class Element, int kWorld, bool kRagged>
-__global__ void __launch_bounds__(kMaxThreads + kStewards, 2)
+__global__ void __launch_bounds__(kMaxThreads + kStewards, 1)
     run_staged_one_shot(const __grid_constant__ CallParams params) {
   StagedMachine<Element, kRagged> machine(params.channel, params.request);
   staged_one_shot<Element, kWorld>(machine, params.channel, params.request);
 }
 
 template <class Element, int kWorld, bool kRagged>
-__global__ void __launch_bounds__(kMaxThreads + kStewards, 2)
+__global__ void __launch_bounds__(kMaxThreads + kStewards, 1)
     run_staged_two_shot(const __grid_constant__ CallParams params) {
   StagedMachine<Element, kRagged> machine(params.channel, params.request);
   staged_two_shot<Element, kWorld>(machine, params.channel, params.request);

@@ -49,9 +49,9 @@ class StagedMachine : public Machine<Element, kRagged> {
     return {blockIdx.x == 0 && threadIdx.x < data_threads() ? threadIdx.x : units, units, data_threads()};
   }
   __device__ __forceinline__ void fence() const { ptx::fence_sys(); }
-  __device__ __forceinline__ Word agreed(Word peer) const { return ptx::ld_relaxed_sys(&channel_.state->agreed[peer]); }
+  __device__ __forceinline__ Word agreed(Word peer) const { return ptx::ld_relaxed_gpu(&channel_.state->agreed[peer]); }
   __device__ __forceinline__ void set_agreed(Word peer, Word call) const {
-    ptx::st_relaxed_sys(&channel_.state->agreed[peer], call);
+    ptx::st_relaxed_gpu(&channel_.state->agreed[peer], call);
   }
 
   // Signatures of several ranks on one GPU's way to the host: who looks less often finds the line free.

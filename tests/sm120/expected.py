@@ -38,6 +38,7 @@ class Steps:
     alone: int  # of them, those that await a single slot
     reads: int  # packs of the caller's input
     writes: int  # packs of the caller's output, NaN among them
+    staged: bool = False  # slabs lie in host memory, whose re-arming ends with a fence; four phases
 
 
 def one_shot(world: int, _: int) -> Steps:
@@ -65,10 +66,34 @@ def island(world: int, element_bytes: int) -> Steps:
     )
 
 
+def hints(world: int) -> int:
+    """How often each slot stands in the code of a look over a link: once more, for the lane that looks ahead."""
+    return 2 if world > 2 else 1
+
+
+def staged_one_shot(world: int, _: int) -> Steps:
+    return Steps(sends=1, looks=hints(world) * world, stages=1, alone=0, reads=2 + 1, writes=1 + 1, staged=True)
+
+
+def staged_two_shot(world: int, _: int) -> Steps:
+    shards = world - 1
+    return Steps(
+        sends=shards + 1,
+        looks=2 * hints(world) * world,
+        stages=2,
+        alone=0,
+        reads=2 * shards + 1,
+        writes=1 + world + 1,
+        staged=True,
+    )
+
+
 ALGORITHMS: dict[str, tuple[Callable[[int, int], Steps], tuple[int, ...]]] = {
     "one_shot": (one_shot, (2, 3, 4, 5, 6, 7, 8)),
     "two_shot": (two_shot, (2, 3, 4, 5, 6, 7, 8)),
     "island": (island, (4, 6, 8)),
+    "staged_one_shot": (staged_one_shot, (2, 3, 4, 5, 6, 7, 8)),
+    "staged_two_shot": (staged_two_shot, (2, 3, 4, 5, 6, 7, 8)),
 }
 
 
@@ -77,6 +102,25 @@ def variants(algorithm: str) -> Iterator[Variant]:
         for dtype in ELEMENT_BYTES:
             yield Variant(algorithm, dtype, world, ragged=False)
             yield Variant(algorithm, dtype, world, ragged=True)
+
+
+# The block's state, and how long a peer was waited for.
+STATE = {
+    Access("LDG", 16, "GPU"): (1 + 1, 1 + 1),  # of 24 bytes
+    Access("LDG", 8, "GPU"): (1, 1),
+    Access("STG", 16, "GPU"): (1 + 1, 1 + 1),
+    Access("STG", 8, "GPU"): (1, 1),
+}
+STAGED_STATE = {
+    Access("LDG", 16, "GPU"): (2 + 1, 2 + 1),  # of 28 bytes
+    Access("STG", 16, "GPU"): (2 + 1, 2 + 1),
+    Access("LDG", 4, "GPU"): (1, 2),  # what the first block says of signatures, in a loop
+    Access("STG", 4, "GPU"): (1, 1),  # which says it
+}
+
+
+def is_staged(variant: Variant) -> bool:
+    return ALGORITHMS[variant.algorithm][0](variant.world, ELEMENT_BYTES[variant.dtype]).staged
 
 
 def on_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
@@ -93,18 +137,15 @@ def on_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
         Access("LDG", 16, "SYS"): (looks, looks + copies),
         Access("LDG", width, ""): (steps.reads * pieces, steps.reads * pieces),
         Access("STG", width, ""): (steps.writes * pieces, steps.writes * pieces),
-        Access("LDG", 16, "GPU"): (1 + 1, 1 + 1),  # the block's state, of 24 bytes; how long a peer was waited for
-        Access("LDG", 8, "GPU"): (1, 1),
-        Access("STG", 16, "GPU"): (1 + 1, 1 + 1),
-        Access("STG", 8, "GPU"): (1, 1),
         Access("LDG", 4, "SYS"): (1, 1),  # this rank's failure mark
+        **(STAGED_STATE if steps.staged else STATE),
     }
 
 
 def beside_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
     """The same for the rest: a lane that has waited for long, and a rank that fails. Every count is of rolled loops."""
     steps = ALGORITHMS[variant.algorithm][0](variant.world, ELEMENT_BYTES[variant.dtype])
-    waits = steps.stages + 1  # and that for signatures
+    waits = steps.stages + 1 + steps.staged  # and that for signatures; staged, that for what the first block says
     elected = 1 + 1 + SIGNATURE_WORDS  # loads of who writes the record: abort words, an accused's, a signature
     return {
         Access("LDG", 16, "SYS"): (1, waits),  # whose signature differs, or has not come
