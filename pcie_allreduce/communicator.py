@@ -55,7 +55,7 @@ class Communicator:
         timeout: seconds that one call may wait for its peers, after the warm-up.
         warmup_timeout: the same for the first 1,000 calls, or until the first replay of a CUDA graph.
         transport: "auto", "cpu", "peer" (GPU memory by P2P) or "host" (host memory, where GPUs cannot write to each
-            other; also "auto" takes it there, and says so). "host" with CPU ranks is for tests without a GPU.
+            other; with two ranks "auto" takes it there, and says so). "host" with CPU ranks is for tests without a GPU.
         algorithm: "auto", "one_shot", "two_shot" or "island" (two groups of equally many GPUs, found in the topology or
             named in PCIE_ALLREDUCE_ISLANDS, such as "0-3|4-7").
 

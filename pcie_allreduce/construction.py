@@ -19,6 +19,7 @@ logger = logging.getLogger("pcie_allreduce")
 
 DEFAULT_MAX_BYTES = 2 << 20
 GREETING_DEADLINE = 5.0
+STAGED_UNASKED = 2  # ranks up to which "auto" may take host memory: what has passed its tests on GPUs
 LONGEST_TIMEOUT = 86400.0
 CLOSE_PATIENCE = 5.0
 ALGORITHMS = ("auto", "one_shot", "two_shot", "island")
@@ -135,6 +136,11 @@ def build(rendezvous: Rendezvous, members: list[Member], survey: Survey) -> tupl
     except SetupError as error:
         if me.device != "cuda" or me.transport != "auto" or me.algorithm == "island":
             raise
+        if rendezvous.world_size > STAGED_UNASKED:
+            raise SetupError(
+                f"{error}. transport='host' serves such GPUs; with more than {STAGED_UNASKED} ranks it has to be asked "
+                "for, since it has not passed all its tests there yet"
+            ) from error
         logger.warning("the GPUs meet in host memory, because %s", error)
     area_packs = plan.area_packs_for(rendezvous.world_size, me.max_bytes, me.algorithm, staged=True)
     return _make(rendezvous, members, survey.staged(), area_packs), survey.staged()
