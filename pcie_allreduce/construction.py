@@ -13,7 +13,7 @@ import torch
 from . import _C, cache, nvml, plan, presets, topology
 from .errors import SetupError
 from .rendezvous import Member, Rendezvous, disagreement
-from .transport import CpuTransport, GpuTransport, Transport, why_no_p2p
+from .transport import SWITCHED_OFF, CpuTransport, GpuTransport, Transport, why_no_p2p
 
 logger = logging.getLogger("pcie_allreduce")
 
@@ -136,7 +136,8 @@ def build(rendezvous: Rendezvous, members: list[Member], survey: Survey) -> tupl
     except SetupError as error:
         if me.device != "cuda" or me.transport != "auto" or me.algorithm == "island":
             raise
-        if rendezvous.world_size > STAGED_UNASKED:
+        asked = SWITCHED_OFF in str(error)  # the sentence is the same on all ranks, the environment may not be
+        if rendezvous.world_size > STAGED_UNASKED and not asked:
             raise SetupError(
                 f"{error}. transport='host' serves such GPUs; with more than {STAGED_UNASKED} ranks it has to be asked "
                 "for, since it has not passed all its tests there yet"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .rendezvous import Member
 
 DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+SWITCHED_OFF = "P2P is switched off by PCIE_ALLREDUCE_P2P=0"
 ALGORITHM_CODES = {name: code for code, name in ALGORITHMS.items()}
 
 
@@ -152,7 +153,7 @@ def why_no_p2p(device: torch.device, members: Sequence[Member]) -> str | None:
     """Why this GPU cannot write to a peer's, as the driver or the user has it. A peer's GPU that this process cannot
     see is left to the attempt: CUDA IPC reaches it all the same."""
     if os.environ.get("PCIE_ALLREDUCE_P2P") == "0":
-        return "P2P is switched off by PCIE_ALLREDUCE_P2P=0"
+        return SWITCHED_OFF
     visible = {str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())}
     for rank, member in enumerate(members):
         index = visible.get(member.device_id)

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Everything that this project wants to know of a machine with several GPUs, each part bounded, in one file to send.
+#
+#   benchmarks/eight_gpus.sh [OUT]     OUT: a new folder (default ./eight_gpus); OUT.tar.gz is what to send
+#
+# It takes about 12 minutes on eight GPUs. The package must be installed (`make build`, or `pip install '.[test]'`), and
+# the GPUs must be idle. A part that fails is noted in OUT/summary.txt and the next one goes on. The file holds versions,
+# GPU names, topology, timings and test results, and what `pcie-allreduce info` prints. No names and no addresses of
+# machines or people.
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+out=$(realpath -m "${1:-eight_gpus}")
+if [ -e "$out" ]; then
+  echo "$out exists already; name a new folder" >&2
+  exit 2
+fi
+gpus=$(python3 -c 'import torch; print(torch.cuda.device_count())' 2>/dev/null || echo 0)
+if [ "$gpus" -lt 2 ]; then
+  echo "two GPUs at least are needed; torch sees $gpus" >&2
+  exit 2
+fi
+mkdir -p "$out"
+most=$((gpus < 8 ? gpus : 8))
+failed=0
+
+# part SECONDS NAME COMMAND...: its output goes to OUT/NAME.txt.
+part() {
+  local limit=$1 name=$2 began=$SECONDS status=0
+  shift 2
+  printf '%-24s' "$name"
+  (cd "$out" && timeout --kill-after=20 "$limit" "$@") >"$out/$name.txt" 2>&1 || status=$?
+  if [ "$status" = 0 ]; then echo "ok, $((SECONDS - began)) s"; else failed=$((failed + 1)) && echo "exit code $status"; fi
+} > >(tee -a "$out/summary.txt")
+
+export PCIE_ALLREDUCE_TUNED=0
+sizes=1024,4096,14336,43008,57344,131072,524288,1048576,2097152
+part 30 topology nvidia-smi topo -m
+part 60 info pcie-allreduce info
+part 300 tests pytest -q -m gpu "$here/tests" --ignore="$here/tests/sglang" -c "$here/pyproject.toml"
+for ranks in $(printf '%s\n' "$most" 4 2 | sort -rnu); do
+  if [ "$ranks" -gt "$most" ]; then continue; fi
+  algorithms=one_shot,two_shot
+  part 240 "bench-ranks$ranks" pcie-allreduce bench --ranks "$ranks" --sizes "$sizes" --algorithm "auto,$algorithms" \
+    --json "$out/bench-ranks$ranks.json"
+  part 120 "bench-host-ranks$ranks" env PCIE_ALLREDUCE_P2P=0 pcie-allreduce bench --ranks "$ranks" --mode graph \
+    --sizes 14336,43008,131072,524288 --backends pcie_allreduce,nccl-p2p-off,floor --json "$out/bench-host-ranks$ranks.json"
+done
+part 240 tune pcie-allreduce tune --ranks "$most" --dry-run --json "$out/tune.json"
+part 260 soak pcie-allreduce soak --ranks "$most" --seconds 180 --kills --json "$out/soak.json"
+
+tar -C "$(dirname "$out")" -czf "$out.tar.gz" "$(basename "$out")"
+echo "written: $out.tar.gz ($failed parts failed)"
+exit $((failed > 0))
