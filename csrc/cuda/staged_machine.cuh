@@ -15,7 +15,7 @@ class StagedMachine : public Machine<Element, kRagged> {
  public:
   using Base::Base;
 
-  static constexpr bool staged() { return true; }
+  __device__ __forceinline__ static constexpr bool staged() { return true; }
   __device__ __forceinline__ Call begin_call() {
     ptx::griddepcontrol_wait();
     const Pack* line = reinterpret_cast<const Pack*>(&channel_.state->block[blockIdx.x]);
