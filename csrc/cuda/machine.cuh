@@ -31,9 +31,9 @@ class Machine {
   __device__ __forceinline__ Machine(const Channel& channel, const Request& request)
       : channel_(channel), request_(request) {}
 
-  __device__ __forceinline__ static constexpr bool staged() {
-    return false;
-  }  // a constant: what waits is to be short code
+  // A constant: what waits is to be short code.
+  __device__ __forceinline__ static constexpr bool staged() { return false; }
+
   __device__ __forceinline__ Call begin_call() {
     ptx::griddepcontrol_wait();  // first, in every thread, on every path
     const Control* control = channel_.state;
