@@ -102,28 +102,13 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
       machine.write(request, begin + i, total);
     }
 
-    for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
-      Unit got[kHalf] = {};
-      Word awaited = 0;
-      PAR_UNROLL
-      for (Word source = 0; source < kHalf; ++source) {
-        if (source != place && source * shard + i < units) awaited |= 1u << source;
-      }
-      const Pack* gathered = about.area + layout.cross() + kSpread * layout.shard;
-      failed =
-          !take(machine, about, Stage::kGather, awaited, Slots{gathered + i * kUnitPacks, layout.shard, place}, got);
-      PAR_UNROLL
-      for (Word source = 0; source < kHalf; ++source) {
-        if (!failed && (awaited >> source & 1u)) machine.write(request, source * shard + i, got[source]);
-      }
-    }
+    const Pack* gathered = about.area + layout.cross() + kSpread * layout.shard;
+    const auto sums = [&](Word i) { return Slots{gathered + i * kUnitPacks, layout.shard, place}; };
+    failed = failed || !take_sums<kHalf>(machine, about, request, mine, shard, place, sums);
   }
 
   if (machine.any_failed(failed)) {
-    for (Word i = mine.first; i < mine.end; i += mine.step) {
-      PAR_ROLLED
-      for (Word at = i; at < units; at += shard) machine.write(request, at, Element::nan());
-    }
+    write_nan<Element>(machine, request, mine, shard);
     return;
   }
   machine.end_call(call, layout.used());

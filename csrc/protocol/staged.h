@@ -142,27 +142,12 @@ PAR_INLINE void staged_two_shot(Machine& machine, const Channel& channel, const 
       machine.put(own + layout.sums() + i * kUnitPacks, sum);
       machine.write(request, rank * shard + i, sum);
     }
-    for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
-      Unit got[kWorld] = {};
-      Word awaited = 0;
-      PAR_UNROLL
-      for (Word source = 0; source < kWorld; ++source) {
-        if (source != rank && source * shard + i < units) awaited |= 1u << source;
-      }
-      const StagedSlots slots{channel, call.phase, layout.sums() + i * kUnitPacks, rank};
-      failed = !take(machine, about, Stage::kGather, awaited, slots, got);
-      PAR_UNROLL
-      for (Word source = 0; source < kWorld; ++source) {
-        if (!failed && (awaited >> source & 1u)) machine.write(request, source * shard + i, got[source]);
-      }
-    }
+    const auto sums = [&](Word i) { return StagedSlots{channel, call.phase, layout.sums() + i * kUnitPacks, rank}; };
+    failed = failed || !take_sums<kWorld>(machine, about, request, mine, shard, rank, sums);
   }
 
   if (machine.any_failed(failed)) {
-    for (Word i = mine.first; i < mine.end; i += mine.step) {
-      PAR_ROLLED
-      for (Word at = i; at < units; at += shard) machine.write(request, at, Element::nan());
-    }
+    write_nan<Element>(machine, request, mine, shard);
     return;
   }
   machine.end_call(call, layout.used());

@@ -59,29 +59,12 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
       machine.write(request, rank * shard + i, sum);
     }
     const Pack* gathered = scattered + (kWorld - 1) * layout.shard;
-    for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
-      Unit got[kWorld] = {};
-      Word awaited = 0;
-      PAR_UNROLL
-      for (Word source = 0; source < kWorld; ++source) {
-        if (source != rank && source * shard + i < units) awaited |= 1u << source;
-      }
-      if (!take(machine, about, Stage::kGather, awaited, Slots{gathered + i * kUnitPacks, layout.shard, rank}, got)) {
-        failed = true;
-        break;
-      }
-      PAR_UNROLL
-      for (Word source = 0; source < kWorld; ++source) {
-        if (awaited >> source & 1u) machine.write(request, source * shard + i, got[source]);
-      }
-    }
+    const auto sums = [&](Word i) { return Slots{gathered + i * kUnitPacks, layout.shard, rank}; };
+    failed = failed || !take_sums<kWorld>(machine, about, request, mine, shard, rank, sums);
   }
 
   if (machine.any_failed(failed)) {
-    for (Word i = mine.first; i < mine.end; i += mine.step) {
-      PAR_ROLLED
-      for (Word at = i; at < units; at += shard) machine.write(request, at, Element::nan());
-    }
+    write_nan<Element>(machine, request, mine, shard);
     return;
   }
   machine.end_call(call, layout.used());
