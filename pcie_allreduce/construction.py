@@ -174,7 +174,7 @@ def _make(rendezvous: Rendezvous, members: list[Member], survey: Survey, area_pa
 
     try:
         built = rendezvous.stage("allocating the mailbox", allocate)
-        handles = rendezvous.gather(built.handle())
+        handles = rendezvous.gather(rendezvous.stage("exporting the mailbox", built.handle))
         rendezvous.stage("mapping the peers' mailboxes", lambda: built.open(handles))
         built.forget_names()
         rendezvous.stage(

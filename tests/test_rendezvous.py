@@ -142,3 +142,25 @@ def memory_is_private(me: Rank) -> None:
 
 def test_memory_of_cpu_ranks_is_shared_and_nameless() -> None:
     run_ranks(2, memory_is_private)
+
+
+def one_rank_fails_at(me: Rank, step: str) -> str:
+    from pcie_allreduce.transport import CpuTransport
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("the driver has no more handles")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if me.rank == 1:
+            patch.setattr(CpuTransport, step, refuse)
+        with pytest.raises(pcie_allreduce.SetupError) as caught:
+            me.communicator()
+    with me.communicator() as comm:  # the group is as good as before
+        comm.all_reduce(torch.ones(8))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("step", ["handle", "open", "greet"])
+def test_a_step_that_fails_on_one_rank_fails_on_all_with_its_reason(step: str) -> None:
+    for message in run_ranks(3, one_rank_fails_at, step):
+        assert "rank 1: the driver has no more handles" in message
