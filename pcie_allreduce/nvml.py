@@ -94,6 +94,8 @@ class _Reader:
         pci = self._ask(nvml.nvmlDeviceGetPciInfo, handle)
         bus_id = None if pci is None else str(pci.busId)
         capability = self._ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)
+        bar1 = self._ask(nvml.nvmlDeviceGetBAR1MemoryInfo, handle)
+        mig = self._ask(nvml.nvmlDeviceGetMigMode, handle)
         return Gpu(
             uuid=uuid,
             bus_id=bus_id,
@@ -104,6 +106,8 @@ class _Reader:
             pcie_width=self._ask(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
             pcie_max_generation=self._ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
             pcie_max_width=self._ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+            bar1_bytes=None if bar1 is None else int(bar1.bar1Total),
+            mig=None if mig is None else bool(mig[0]),
         )
 
     @staticmethod

@@ -53,6 +53,8 @@ class Gpu:
     pcie_width: int | None = None
     pcie_max_generation: int | None = None
     pcie_max_width: int | None = None
+    bar1_bytes: int | None = None
+    mig: bool | None = None
 
 
 @dataclass(frozen=True)

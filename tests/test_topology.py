@@ -171,6 +171,11 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch, **replaced: Any) -> types.ModuleT
             raise NvmlError("Not Supported")
         return 16
 
+    def mig_mode(handle: int) -> list[int]:
+        if handle == 2:
+            raise NvmlError("Not Supported")
+        return [int(handle == 1), 0]  # now, and after a reset
+
     def by_uuid(uuid: str) -> int:
         if uuid not in uuids:
             raise NvmlError("Not Found")
@@ -194,6 +199,8 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch, **replaced: Any) -> types.ModuleT
         "nvmlDeviceGetCurrPcieLinkWidth": width,
         "nvmlDeviceGetMaxPcieLinkGeneration": lambda _: 5,
         "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 16,
+        "nvmlDeviceGetBAR1MemoryInfo": lambda _: types.SimpleNamespace(bar1Total=128 * 2**30),
+        "nvmlDeviceGetMigMode": mig_mode,
         "nvmlDeviceGetTopologyCommonAncestor": lambda a, b: 10 if a // 2 == b // 2 else 50,
         "nvmlDeviceGetP2PStatus": lambda a, b, what: 5 if what == 2 else 0 if a // 2 == b // 2 else 3,
         **replaced,
@@ -209,8 +216,9 @@ def test_the_driver_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [gpu.uuid for gpu in snapshot.gpus] == ["GPU-2", "GPU-0", "GPU-3"]
     assert snapshot.links[0] == (Link.SAME_GPU, Link.SYSTEM, Link.SINGLE_SWITCH)
     assert snapshot.p2p[0] == ("ok", "the path between the host bridges does not support it", "ok")
-    assert snapshot.gpus[0] == Gpu("GPU-2", "0000FFFF:02:00.0", None, "RTX", 120, 1, 16, 5, 16)
+    assert snapshot.gpus[0] == Gpu("GPU-2", "0000FFFF:02:00.0", None, "RTX", 120, 1, 16, 5, 16, 128 * 2**30)
     assert snapshot.gpus[2].pcie_width is None
+    assert [gpu.mig for gpu in nvml.read().gpus] == [False, True, None, False]
     assert snapshot.driver == "580.95.05"
     assert module.closed
     assert decide_islands(nvml.read()).islands == (frozenset({0, 1}), frozenset({2, 3}))

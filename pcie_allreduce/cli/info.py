@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
 
 def missing(found: Findings) -> list[str]:
     """Sentences on whatever keeps this machine from all-reducing on its GPUs; empty when nothing does."""
-    reasons = [*_missing_build(found), *_missing_driver(found), *_missing_torch(found)]
+    reasons = [*missing_build(found), *missing_driver(found), *missing_torch(found)]
     return [reason for reason in reasons if reason]
 
 
@@ -63,7 +63,7 @@ def _torch_text(found: Findings) -> str:
     return f"{found.torch} (CUDA {found.torch_cuda}, {found.torch_gpus} GPUs)" if found.torch_cuda else found.torch
 
 
-def _missing_build(found: Findings) -> list[str]:
+def missing_build(found: Findings) -> list[str]:
     if found.build_error:
         return [f"The native module cannot be imported: {found.build_error}."]
     if not found.cuda:
@@ -82,7 +82,7 @@ def _has_code(archs: tuple[int, ...], capability: int) -> bool:
     return any(arch <= capability and (arch // 10 == capability // 10 or arch == max(archs)) for arch in archs)
 
 
-def _missing_driver(found: Findings) -> list[str]:
+def missing_driver(found: Findings) -> list[str]:
     if found.driver is None:
         return [f"No NVIDIA driver answers ({found.driver_error})."]
     if not found.gpus:
@@ -95,7 +95,7 @@ def _missing_driver(found: Findings) -> list[str]:
     return []
 
 
-def _missing_torch(found: Findings) -> list[str]:
+def missing_torch(found: Findings) -> list[str]:
     if found.torch is None:
         return [f"torch cannot be imported: {found.torch_error}."]
     if not found.gpus:

@@ -10,6 +10,7 @@ from types import ModuleType
 
 COMMANDS = {
     "info": "what is installed, which GPUs are here, and why anything is missing",
+    "doctor": "what is wrong with this machine, how one sees it, and what to do",
     "bench": "measure all-reduces on this machine beside torch.distributed",
     "tune": "find the best algorithm and launch shape for this machine and keep them",
     "soak": "run everything at once for a while, with late and failing ranks, and check every result",
