@@ -44,10 +44,14 @@ void aborts_from_its_call_on() {
   static constexpr Word kCalls[] = {0,           1,           5,           0x00FF'FFFF, 0x0100'0000,
                                     0x7FFF'FFFF, 0x8000'0000, 0xFFFF'FFFE, 0xFFFF'FFFF};
   for (const Word call : kCalls) {
-    const Word word = abort_word(Reason::kTimeout, 3, call);
+    const Word word = abort_word(Reason::kClosed, 3, call);
     for (Word later = 0; later < 3; ++later) {
       expect(aborts(word, call + later), "an abort in call %u must end call %u", call, call + later);
       expect(!aborts(word, call - 1 - later), "an abort in call %u must not end call %u", call, call - 1 - later);
+      // Whoever was missed in vain a call ahead sends nothing in the calls before either.
+      const Word missed = abort_word(Reason::kTimeout, 3, call);
+      expect(aborts(missed, call + later) && aborts(missed, call - 1 - later), "a timeout in call %u must end all",
+             call);
     }
   }
   expect(!aborts(0, 7), "no abort word, no abort");
