@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ranks import Rank
 
+TOGETHER = 0.5
 EMPTY = np.uint32(0x8000_0000)
 CONTROL_WORDS = (_C.slab_bytes(0, False) - 4096) // 4  # of csrc/protocol/mailbox.h; 4096 bytes of greetings follow
 ABORT_WORDS = _C.MAX_BLOCKS * 32 // 4  # behind the block states: one a source
@@ -33,7 +34,8 @@ class Bad:
     """What is wrong with the wire from `source` to `reader`, from the `after`th word on.
 
     corrupt: a bit of one word of each load is flipped. lose: nothing arrives. slow: everything arrives `seconds` late.
-    collapse: so it does while another wire of the same source carries something too, and at once otherwise.
+    collapse: so it does where another wire of the same source carries something too, or has within TOGETHER seconds (a
+    source stores to its peers one after the other), and at once otherwise.
     """
 
     source: int
@@ -54,6 +56,7 @@ class Wire:
         self._abort = ABORT_WORDS + source
         self._bad = [each for each in bad if (each.source, each.reader) == (source, reader)]
         self._carried = 0
+        self._carried_at = -TOGETHER
         self._late: list[tuple[float, np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
 
     def named(self) -> None:
@@ -63,7 +66,10 @@ class Wire:
     def holds(self) -> bool:
         return bool((self._near[CONTROL_WORDS:] != EMPTY).any()) or bool(self._late)
 
-    def carry(self, crowded: bool) -> None:
+    def busy(self) -> bool:
+        return self.holds() or time.monotonic() - self._carried_at < TOGETHER
+
+    def carry(self, wires: Sequence[Wire]) -> None:
         places = np.flatnonzero(self._near[CONTROL_WORDS:] != EMPTY) + CONTROL_WORDS
         words = self._near[places]
         self._near[places] = EMPTY
@@ -78,10 +84,11 @@ class Wire:
                 words[0] ^= 1
             elif bad.kind == "lose":
                 places, words = places[:0], words[:0]
-            elif bad.kind == "slow" or crowded:
+            elif bad.kind == "slow" or any(wire.busy() for wire in wires if wire is not self):
                 delay = bad.seconds
         self._carried += len(places)
         if len(places):
+            self._carried_at = time.monotonic()
             self._late.append((time.monotonic() + delay, places, words))
         while self._late and self._late[0][0] <= time.monotonic():
             _, places, words = self._late.pop(0)
@@ -107,9 +114,8 @@ def wires(me: Rank, *bad: Bad) -> Iterator[None]:
 
     def carry() -> None:
         while not ended.is_set():
-            busy = [wire.holds() for wire in laid]
             for wire in list(laid):
-                wire.carry(crowded=sum(busy) > 1)
+                wire.carry(laid)
             time.sleep(0.0001)
 
     carrier = threading.Thread(target=carry)
@@ -122,7 +128,7 @@ def wires(me: Rank, *bad: Bad) -> Iterator[None]:
         ended.set()
         carrier.join()
         for wire in laid:
-            wire.carry(crowded=False)
+            wire.carry([])
             wire.cut()
 
 
