@@ -69,6 +69,11 @@ def test_memory_for_everything_at_2_mb_stays_under_16_mb() -> None:
     assert needed[8] == 12288 + 3 * 16 * (8 + 8 * 32768)  # two islands of four, partial sums of a 16-bit type
 
 
+@pytest.mark.parametrize("algorithm", ["auto", *ALGORITHMS])
+def test_memory_for_64_kb_at_8_ranks_stays_under_4_mb(algorithm: str) -> None:
+    assert memory_bytes(area_packs_for(8, 64 * KB, algorithm)) <= 4_000_000
+
+
 @pytest.mark.parametrize("world", range(2, 9))
 @pytest.mark.parametrize("max_bytes", [16, 4 * KB, 64 * KB, 256 * KB, 2 * MB])
 def test_the_mailbox_holds_whatever_the_plan_chooses(world: int, max_bytes: int) -> None:

@@ -11,6 +11,16 @@ void require(cudaError_t error, const std::string& what) {
   throw std::runtime_error(what + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
 }
 
+namespace {
+
+// What CUDA says of a refused handle is a code; what refuses them is mostly one of these.
+void require_ipc(cudaError_t error, const std::string& what) {
+  require(error, what + " (refused mostly where ranks run in containers without a common IPC and PID namespace, as "
+                        "different users, under WSL, or on a virtual GPU; `pcie-allreduce doctor` looks for these)");
+}
+
+}  // namespace
+
 DeviceScope::DeviceScope(int device) {
   require(cudaGetDevice(&before_), "asking for the current GPU");
   if (before_ != device) require(cudaSetDevice(device), "selecting GPU " + std::to_string(device));
@@ -32,7 +42,7 @@ DeviceMemory::~DeviceMemory() {
 std::string DeviceMemory::handle() const {
   const DeviceScope scope(device_);
   cudaIpcMemHandle_t handle;
-  require(cudaIpcGetMemHandle(&handle, data_), "exporting GPU memory by CUDA IPC");
+  require_ipc(cudaIpcGetMemHandle(&handle, data_), "exporting GPU memory by CUDA IPC");
   return {reinterpret_cast<const char*>(&handle), sizeof handle};
 }
 
@@ -45,8 +55,8 @@ PeerMemory::PeerMemory(int device, const std::string& bytes) : device_(device) {
   }
   std::memcpy(&handle, bytes.data(), sizeof handle);
   void* data = nullptr;
-  require(cudaIpcOpenMemHandle(&data, handle, cudaIpcMemLazyEnablePeerAccess),
-          "opening a peer's GPU memory by CUDA IPC");
+  require_ipc(cudaIpcOpenMemHandle(&data, handle, cudaIpcMemLazyEnablePeerAccess),
+              "opening a peer's GPU memory by CUDA IPC");
   data_ = static_cast<char*>(data);
 }
 

@@ -33,6 +33,8 @@ GpuChannel::GpuChannel(int device, Word rank, Word world, Word area_packs, doubl
     require(cudaMemset(state_->data(), 0, sizeof(Control)), "clearing the state of the calls");
     channel_.state = control_of(state_->data());
   }
+  // Both fills may still be under way, and the streams of the calls wait for no other stream.
+  require(cudaDeviceSynchronize(), "filling the mailbox");
   require(cudaEventCreateWithFlags(&last_call_, cudaEventDisableTiming), "creating an event");
   int major = 0;
   require(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the architecture");
@@ -56,7 +58,12 @@ GpuChannel::~GpuChannel() {
 
 void GpuChannel::open(const std::vector<std::string>& handles) {
   for (Word peer = 0; peer < channel_.world; ++peer) {
-    if (peer != channel_.rank) channel_.slab[peer] = slabs_->open(handles.at(peer));
+    if (peer == channel_.rank) continue;
+    try {
+      channel_.slab[peer] = slabs_->open(handles.at(peer));
+    } catch (const std::runtime_error& error) {
+      throw std::runtime_error("the mailbox of rank " + std::to_string(peer) + ": " + error.what());
+    }
   }
 }
 

@@ -24,7 +24,7 @@ class PeerSlabs : public Slabs {
   char* own() const override { return own_.data(); }
   std::string handle() const override { return own_.handle() + presence_.name(); }
   char* open(const std::string& handle) override {
-    if (handle.size() <= kIpcBytes) throw std::runtime_error("a peer sent no usable handle");
+    if (handle.size() <= kIpcBytes) throw std::runtime_error("its handle is not usable");
     peer_presence_.push_back(host::SharedMemory::open(handle.substr(kIpcBytes), kPresenceBytes));
     peers_.emplace_back(device_, handle.substr(0, kIpcBytes));
     return peers_.back().data();
