@@ -11,6 +11,7 @@ from types import ModuleType
 COMMANDS = {
     "info": "what is installed, which GPUs are here, and why anything is missing",
     "doctor": "what is wrong with this machine, how one sees it, and what to do",
+    "memory": "whether a server's memory will do, and which settings work",
     "bench": "measure all-reduces on this machine beside torch.distributed",
     "tune": "find the best algorithm and launch shape for this machine and keep them",
     "soak": "run everything at once for a while, with late and failing ranks, and check every result",

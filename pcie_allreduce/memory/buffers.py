@@ -1,0 +1,58 @@
+"""Memory that communication takes before the weights are loaded: NCCL's, and this package's.
+
+NCCL keeps one buffer for each protocol, channel and connection, whether the protocol is used or not. The sizes are the
+defaults of its source (NCCL_BUFFSIZE, NCCL_LL_BUFFSIZE, NCCL_LL128_BUFFSIZE). How many channels and connections it
+opens it decides for itself: `pcie-allreduce bench --nccl-sweep` measures what they take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pcie_allreduce.memory.facts import CannotTell
+from pcie_allreduce.plan import area_packs_for, memory_bytes
+
+SIMPLE, LL, LL128 = 4 << 20, 8 * 512 * 8 * 16, 120 * 640 * 8 * 8  # bytes
+MAX_WORLD = 8
+MAX_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Nccl:
+    """`peers`: connections of a channel (a ring has two neighbours); `groups`: communicators of a rank."""
+
+    channels: int = 8
+    buffer: int = SIMPLE
+    peers: int = 2
+    groups: int = 2
+
+    def check(self) -> None:
+        for flag, value, most in (
+            ("channels", self.channels, 64),
+            ("buffer", self.buffer, MAX_BYTES),
+            ("peers", self.peers, 1024),
+            ("groups", self.groups, 1024),
+        ):
+            if not 1 <= value <= most:
+                raise CannotTell(f"--nccl-{flag} {value}: it must be within 1 and {most}")
+
+    @property
+    def bytes(self) -> int:
+        return self.groups * self.channels * self.peers * (self.buffer + LL + LL128)
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A slab of this package: in GPU memory with P2P, else in the host's."""
+
+    world: int
+    max_bytes: int
+
+    def check(self) -> None:
+        if not 2 <= self.world <= MAX_WORLD:
+            raise CannotTell(f"--tp {self.world}: this package serves 2 to {MAX_WORLD} ranks")
+        if not 16 <= self.max_bytes <= MAX_BYTES:
+            raise CannotTell(f"--max-bytes {self.max_bytes}: it must be within 16 and {MAX_BYTES}")
+
+    def bytes(self, staged: bool = False) -> int:
+        return memory_bytes(area_packs_for(self.world, self.max_bytes, staged=staged), staged)
