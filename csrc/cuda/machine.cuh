@@ -27,6 +27,7 @@ template <class Element, bool kRagged>
 class Machine {
  public:
   using Unit = Pack;
+  static constexpr Word kLooksAtOnce = 256;  // some 100 us of one's own memory
 
   __device__ __forceinline__ Machine(const Channel& channel, const Request& request)
       : channel_(channel), request_(request) {}
@@ -48,8 +49,10 @@ class Machine {
   }
 
   __device__ __forceinline__ bool any_failed(bool failed) {
-    if (faulted_) {
-      publish_fault<Access>(channel_, request_, Call{state_.call, state_.phase, 0, false}, fault_, waited_ns_);
+    if ((fault_ & kFaulted) != 0) {
+      const Fault fault{static_cast<Reason>(fault_ >> 16 & 0xFFu), static_cast<Stage>(fault_ >> 8 & 0xFFu),
+                        fault_ & 0xFFu};
+      publish_fault<Access>(channel_, request_, Call{state_.call, state_.phase, 0, false}, fault, waited_ns_);
     }
     const bool any = __syncthreads_or(failed) != 0;
     ptx::griddepcontrol_launch_dependents();  // only now: a dependent grid holds slots while it waits
@@ -130,7 +133,6 @@ class Machine {
 #if defined(PCIE_ALLREDUCE_NO_DEADLINE)
     return WaitVerdict::kGoOn;
 #else
-    if (++wait.polls % kPollsBetweenLooks != 0) return WaitVerdict::kGoOn;
     const std::uint64_t now = ptx::globaltimer_ns();
     if (wait.began == 0) wait.began = now;
     waited_ns_ = now - wait.began;
@@ -145,8 +147,7 @@ class Machine {
 #endif
   }
   __device__ __forceinline__ void fault(const Fault& fault, const Call& call) {
-    fault_ = fault;
-    faulted_ = true;
+    fault_ = kFaulted | static_cast<Word>(fault.reason) << 16 | static_cast<Word>(fault.stage) << 8 | fault.missing;
   }
 
  protected:
@@ -157,7 +158,7 @@ class Machine {
   BlockState state_;
 
  private:
-  static constexpr Word kPollsBetweenLooks = 256;  // some 100 us of polling one's own memory
+  static constexpr Word kFaulted = 1u << 31;
 
   __device__ __forceinline__ Pack* waits() const { return reinterpret_cast<Pack*>(channel_.state->waited); }
   template <class Visit>
@@ -170,8 +171,7 @@ class Machine {
   }
 
   std::uint64_t waited_ns_ = 0;
-  bool faulted_ = false;
-  Fault fault_;
+  Word fault_ = 0;  // packed: it is held in a register for the whole of a call
 };
 
 }  // namespace pcie_allreduce::cuda

@@ -13,6 +13,7 @@ template <class UnitType>
 class Machine {
  public:
   using Unit = UnitType;
+  static constexpr Word kLooksAtOnce = 1;
 
   explicit Machine(Lane& lane) : lane_(lane) {}
 

@@ -66,6 +66,7 @@ using PackWords = Word __attribute__((vector_size(16), may_alias));
 class Machine {
  public:
   using Unit = PAR_ISA::Unit;
+  static constexpr Word kLooksAtOnce = 1;  // whoever shares its core is to be thought of each time
 
   Machine(const Channel& channel, const Request& request, bool crowded, Watch& watch)
       : channel_(channel),

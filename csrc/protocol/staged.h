@@ -51,7 +51,7 @@ PAR_INLINE bool staged_signatures_agree(Machine& machine, const Waiting& about) 
   for (Word index = told.first; index < told.end; index += told.step) {
     const Word peer = source_of(index, about.channel.rank);
     const Pack* slot = announcement(machine.staged(), about.channel, about.call.phase, index);
-    while (machine.agreed(peer) != now) {
+    while (!comes_soon<Machine>([&] { return machine.agreed(peer) == now; })) {
       // A rank that goes on after a long stop must not blame a peer for what its own block has not told yet.
       const bool due = wait.due != WaitVerdict::kLook;
       if (due && same(machine.template peek<Pack>(slot), about.signature)) break;

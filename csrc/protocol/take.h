@@ -71,6 +71,18 @@ PAR_INLINE bool gave_up(Machine& machine, const Waiting& about, Wait& wait, Stag
   return gives_up(machine, about, due, stage, about.ranks(stage, missing));
 }
 
+// As many looks as the machine takes without a thought of time. What is awaited mostly comes meanwhile, so this is the
+// code that is to be short: with the long way out of a wait inside of it, a call took 0.15 us more.
+template <class Machine, class Came>
+PAR_INLINE bool comes_soon(const Came& came) {
+  PAR_ROLLED
+  for (Word looks = 0; looks < Machine::kLooksAtOnce; ++looks) {
+    if (came()) [[likely]]
+      return true;
+  }
+  return false;
+}
+
 // Slots of several sources, in the order of their ranks without the reader's own.
 struct Slots {
   const Pack* first;
@@ -100,15 +112,18 @@ template <int kSources, class Machine, class Places, class Unit = typename Machi
 PAR_INLINE bool take(Machine& machine, const Waiting& about, Stage stage, Word awaited, const Places& slots,
                      Unit (&got)[kSources]) {
   Word missing = awaited;
-  for (Wait wait(kind_algorithm(about.request.kind), stage);;) {
+  const auto came = [&] {
     if constexpr (requires { machine.template await_hint<kSources>(missing, slots); }) {
       machine.template await_hint<kSources>(missing, slots);  // where every look crosses a link
     }
     missing = look(machine, missing, slots, got);
-    if (missing == 0) [[likely]]
-      return true;
+    return missing == 0;
+  };
+  Wait wait(kind_algorithm(about.request.kind), stage);
+  while (!comes_soon<Machine>(came)) {
     if (gave_up(machine, about, wait, stage, missing)) return false;
   }
+  return true;
 }
 
 // The same of every source but the reader, whose own unit stands among them.
@@ -156,7 +171,7 @@ PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about, const R
     if constexpr (kCountsWaits) waited = machine.waited(peer);  // loaded beside the wait, not behind it
     Pack theirs;
     const Pack* slot = announcement(machine.staged(), about.channel, about.call.phase, index);
-    while (!arrived(theirs = machine.template peek<Pack>(slot))) {
+    while (!comes_soon<Machine>([&] { return arrived(theirs = machine.template peek<Pack>(slot)); })) {
       if (gave_up(machine, about, wait, Stage::kSignature, source)) return false;
     }
     if constexpr (kCountsWaits) {
