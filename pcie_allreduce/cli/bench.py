@@ -24,11 +24,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--repeats", type=parse_count, default=3, metavar="N", help="times that the procedure is repeated; default 3")
     add("--json", metavar="FILE", help="write environment and rows to FILE")
     add("--input", metavar="FILE", help="reduce recorded partial sums (.npz of benchmarks/record_inputs.py), not noise")
-    add("--backends", type=_words, default=(), metavar="NAME,...", help="default: all that this device has")
-    add("--mode", type=_words, default=(), metavar="NAME,...", help="graph, eager; default: both, eager on CPU ranks")
+    add("--backends", type=parse_words, default=(), metavar="NAME,...", help="default: all that this device has")
+    add(
+        "--mode",
+        type=parse_words,
+        default=(),
+        metavar="NAME,...",
+        help="graph, eager; default: both, eager on CPU ranks",
+    )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: GPUs where there are some")
     algorithms = "of ours: auto (default), one_shot, two_shot, island"
-    add("--algorithm", type=_words, default=("auto",), metavar="NAME,...", help=algorithms)
+    add("--algorithm", type=parse_words, default=("auto",), metavar="NAME,...", help=algorithms)
     add("--debug", action="store_true", help="show the traceback of a rank that failed")
 
 
@@ -49,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     return main(request, input_path=args.input, json_path=args.json, debug=args.debug)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def parse_words(text: str) -> tuple[str, ...]:
     words = tuple(word.strip() for word in text.split(",") if word.strip())
     if not words:
         raise argparse.ArgumentTypeError(f"{text!r} names nothing")
@@ -57,7 +63,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    return tuple(parse_count(word) for word in _words(text))
+    return tuple(parse_count(word) for word in parse_words(text))
 
 
 def parse_count(text: str) -> int:

@@ -14,6 +14,7 @@ COMMANDS = {
     "memory": "whether a server's memory will do, and which settings work",
     "bench": "measure all-reduces on this machine beside torch.distributed",
     "tune": "find the best algorithm and launch shape for this machine and keep them",
+    "verify-cycle": "measure a whole verify pass, and what a faster all-reduce is worth in it",
     "soak": "run everything at once for a while, with late and failing ranks, and check every result",
     "model": "predict microseconds a call on a machine that is not at hand",
 }
