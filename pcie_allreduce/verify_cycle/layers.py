@@ -39,7 +39,7 @@ def make_layer(shape: Shape, rows: int, generator: torch.Generator, device: torc
 
     def matrix(*sizes: int) -> torch.Tensor:
         values = torch.randn(*sizes, generator=generator, device=device, dtype=torch.float32)
-        return (values * float(sizes[-2]) ** -0.5).to(DTYPE)
+        return values.mul_(sizes[-2] ** -0.5).to(DTYPE)
 
     width, heads, wide = shape.latent + shape.rotary, shape.rank_heads, shape.rank_intermediate
     experts = shape.experts_read(rows)
