@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pcie_allreduce import nvml
 from pcie_allreduce.bench import environment, inputs, report
 from pcie_allreduce.bench.backends import catalogue
 from pcie_allreduce.bench.backends.catalogue import Pass
@@ -17,16 +18,22 @@ from pcie_allreduce.bench.case import Message
 from pcie_allreduce.bench.ranks import RanksFailed, run_pass
 from pcie_allreduce.bench.rows import Document
 from pcie_allreduce.bench.settings import CannotRun, Request, Settings, settle
+from pcie_allreduce.plots.canvas import check_plot
+from pcie_allreduce.plots.latency import draw_bench
 
 OK, FAILED, CANNOT_RUN, INTERRUPTED = 0, 1, 2, 130
 
 
-def main(request: Request, input_path: str | None, json_path: str | None, debug: bool = False) -> int:
+def main(
+    request: Request, input_path: str | None, json_path: str | None, debug: bool = False, plot_path: str | None = None
+) -> int:
     """Runs the benchmark for a command line. 0: all measured and right; 1: a rank failed or a sum is wrong; 2: what was
     asked cannot be run here. The table goes to stdout, everything else to stderr."""
     try:
         if json_path:
             check_writable(Path(json_path))
+        if plot_path:
+            check_plot(plot_path)
         document, failures = bench(request, input_path)
     except CannotRun as error:
         print(error, file=sys.stderr)
@@ -38,6 +45,9 @@ def main(request: Request, input_path: str | None, json_path: str | None, debug:
         document.write(Path(json_path))
         print(f"written: {json_path}", file=sys.stderr)
     report.show(document, Console())
+    if plot_path and document.rows:
+        draw_bench(document, nvml.read(), plot_path)
+        print(f"drawn: {plot_path}", file=sys.stderr)
     for failure in failures:
         print((debug and failure.detail) or failure, file=sys.stderr)
     wrong = report.complaints(document.rows)

@@ -23,6 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--dtype", metavar="NAME", help="bf16 (default), fp16 or fp32")
     add("--repeats", type=parse_count, default=3, metavar="N", help="times that the procedure is repeated; default 3")
     add("--json", metavar="FILE", help="write environment and rows to FILE")
+    add("--plot", metavar="FILE", help="draw the medians over the size to FILE (.png, .svg, .pdf)")
     add("--input", metavar="FILE", help="reduce recorded partial sums (.npz of benchmarks/record_inputs.py), not noise")
     add("--backends", type=parse_words, default=(), metavar="NAME,...", help="default: all that this device has")
     add(
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         algorithms=args.algorithm,
     )
-    return main(request, input_path=args.input, json_path=args.json, debug=args.debug)
+    return main(request, input_path=args.input, json_path=args.json, debug=args.debug, plot_path=args.plot)
 
 
 def parse_words(text: str) -> tuple[str, ...]:

@@ -14,8 +14,10 @@ from rich.table import Table
 
 from pcie_allreduce import model, nvml
 from pcie_allreduce.bench.rows import Document, Row
-from pcie_allreduce.bench.settings import ITEM_BYTES, MAX_WORLD
+from pcie_allreduce.bench.settings import ITEM_BYTES, MAX_WORLD, CannotRun
 from pcie_allreduce.plan import ALGORITHMS, FIGURES, USEFUL_BLOCKS, LinkFigures, area_packs_for, choose, serves
+from pcie_allreduce.plots.canvas import check_plot
+from pcie_allreduce.plots.latency import draw_model
 from pcie_allreduce.presets import PRESETS, Figure, Preset, preset_for
 from pcie_allreduce.topology import decide_islands
 
@@ -60,15 +62,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add("--published", action="store_true", help="how far the model is from what others published")
     add("--json", metavar="FILE", help="write figures, predictions and crossovers to FILE")
+    add("--plot", metavar="FILE", help="draw the predictions to FILE (.png, .svg, .pdf)")
     add("--overlay", metavar="FILE", help="a result of `bench --json`")
 
 
 def run(args: argparse.Namespace) -> int:
     try:
+        if args.plot:
+            check_plot(args.plot)
         document = predictions(args)
         if args.json:
             Path(args.json).write_text(json.dumps(document, indent=1) + "\n")
-    except (CannotModel, OSError, ValueError) as error:
+        if args.plot:
+            draw_model(document, args.plot)
+    except (CannotModel, CannotRun, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     show(document, Console(width=120, highlight=False))

@@ -29,6 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--dry-run", action="store_true", help="measure and show, but keep nothing")
     add("--force", action="store_true", help="keep what ranks that share GPUs have measured, too")
     add("--json", metavar="FILE", help="write environment, candidates and choices to FILE")
+    add("--plot", metavar="FILE", help="draw the untuned plan and the best of each size to FILE (.png, .svg, .pdf)")
     add("--debug", action="store_true", help="show the traceback of a rank that failed")
 
 
@@ -37,4 +38,4 @@ def run(args: argparse.Namespace) -> int:
     from pcie_allreduce.tuning.run import main
 
     request = Request(ranks=args.ranks, sizes=args.sizes, dtype=args.dtype, repeats=args.repeats, device=args.device)
-    return main(request, args.json, dry_run=args.dry_run, force=args.force, debug=args.debug)
+    return main(request, args.json, args.dry_run, args.force, args.debug, args.plot)

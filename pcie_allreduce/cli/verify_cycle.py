@@ -30,6 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--acceptance", type=float, default=2.0, metavar="N", help="tokens that a verify pass yields; default 2")
     add("--verify-share", type=float, default=0.97, metavar="N", help="its part of a cycle; default 0.97")
     add("--example", action="store_true", help="the campaign's figures worked through; runs nothing")
+    add("--plot", metavar="FILE", help="draw the passes as stacked bars to FILE (.png, .svg, .pdf)")
     add("--json", metavar="FILE", help="write environment and passes to FILE")
 
 
@@ -45,4 +46,4 @@ def run(args: argparse.Namespace) -> int:
 
     request = Request(ranks=args.ranks, repeats=args.repeats, backends=args.backends, device=args.device)
     change = {name: getattr(args, name) for name in ("layers", "hidden", "tp", "context") if getattr(args, name)}
-    return main(request, args.rows, change, Speculation(args.acceptance, args.verify_share), args.json)
+    return main(request, args.rows, change, Speculation(args.acceptance, args.verify_share), args.json, args.plot)

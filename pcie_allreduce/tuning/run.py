@@ -21,6 +21,8 @@ from pcie_allreduce.bench.rows import Row
 from pcie_allreduce.bench.run import CANNOT_RUN, FAILED, INTERRUPTED, OK, check_writable, progress_bar
 from pcie_allreduce.bench.settings import CannotRun, Request, Settings, settle
 from pcie_allreduce.plan import Tuned
+from pcie_allreduce.plots.canvas import check_plot
+from pcie_allreduce.plots.latency import draw_tune
 from pcie_allreduce.tuning import ranks
 from pcie_allreduce.tuning.decision import MARGIN, Candidate, Choice, Measured, decide, table
 
@@ -42,7 +44,14 @@ class Outcome:
         return [decide([Measured(candidate, next(rows)) for candidate in listed]) for listed in self.ladder]
 
 
-def main(request: Request, json_path: str | None, dry_run: bool, force: bool, debug: bool = False) -> int:
+def main(
+    request: Request,
+    json_path: str | None,
+    dry_run: bool,
+    force: bool,
+    debug: bool = False,
+    plot_path: str | None = None,
+) -> int:
     """Exit codes as the benchmark's: 0 tuned; 1 a rank failed or a sum is wrong; 2 what was asked cannot be run here.
     The table goes to stdout, everything else to stderr. Nothing is kept unless all went well."""
     try:
@@ -50,7 +59,7 @@ def main(request: Request, json_path: str | None, dry_run: bool, force: bool, de
         settings = settle(replace(request, sizes=tuple(sorted(request.sizes or SIZES))), here)
         settings = replace(settings, modes=settings.modes[:1])  # graphs, where there are GPUs
         why_not = "--dry-run" if dry_run else EMULATED if settings.emulated and not force else None
-        _check(json_path, keeps=why_not is None)
+        _check(json_path, plot_path, keeps=why_not is None)
         for notice in (*settings.notices, *([f"emulated: {EMULATED}"] if settings.emulated else [])):
             print(notice, file=sys.stderr)
         outcome = _measure(settings, Outcome(environment.stamp(settings, here)))
@@ -64,13 +73,15 @@ def main(request: Request, json_path: str | None, dry_run: bool, force: bool, de
         print("interrupted; all ranks have been ended, and nothing was written", file=sys.stderr)
         return INTERRUPTED
     wrong = report.complaints(outcome.rows)
-    return _conclude(settings, outcome, wrong, "sums are wrong" if wrong else why_not, json_path)
+    return _conclude(settings, outcome, wrong, "sums are wrong" if wrong else why_not, json_path, plot_path)
 
 
-def _check(json_path: str | None, keeps: bool) -> None:
+def _check(json_path: str | None, plot_path: str | None, keeps: bool) -> None:
     """Before the run, not after it."""
     if json_path:
         check_writable(Path(json_path))
+    if plot_path:
+        check_plot(plot_path)
     try:
         if keeps:
             cache.prepare(cache.folder())
@@ -104,7 +115,12 @@ def _measure(settings: Settings, outcome: Outcome) -> Outcome:
 
 
 def _conclude(
-    settings: Settings, outcome: Outcome, wrong: list[str], why_not: str | None, json_path: str | None
+    settings: Settings,
+    outcome: Outcome,
+    wrong: list[str],
+    why_not: str | None,
+    json_path: str | None,
+    plot_path: str | None,
 ) -> int:
     choices = outcome.choices()
     steps = table(choices)
@@ -114,10 +130,13 @@ def _conclude(
         kept = None if why_not else cache.save_tuned(outcome.key, steps)
     except OSError as error:  # a full disk must not cost the measurement
         why_not, failed = f"{error}", True
+    told = document(outcome, choices, steps, kept.name if kept else None, why_not)
     if json_path:
-        name = kept.name if kept else None
-        Path(json_path).write_text(json.dumps(document(outcome, choices, steps, name, why_not), indent=1) + "\n")
+        Path(json_path).write_text(json.dumps(told, indent=1) + "\n")
         print(f"written: {json_path}", file=sys.stderr)
+    if plot_path:
+        draw_tune(told, plot_path)
+        print(f"drawn: {plot_path}", file=sys.stderr)
     show(settings, outcome.environment, choices, Console())
     print(f"kept in {kept}" if kept else f"not kept: {why_not}")
     for sentence in wrong:

@@ -18,6 +18,8 @@ from pcie_allreduce.bench.case import Message
 from pcie_allreduce.bench.ranks import RanksFailed, run_pass
 from pcie_allreduce.bench.run import CANNOT_RUN, FAILED, INTERRUPTED, OK, check_writable, progress_bar
 from pcie_allreduce.bench.settings import CannotRun, Machine, Request, Settings, settle
+from pcie_allreduce.plots.bars import draw_passes
+from pcie_allreduce.plots.canvas import check_plot
 from pcie_allreduce.verify_cycle import report, worker
 from pcie_allreduce.verify_cycle.report import PassRow, Speculation
 from pcie_allreduce.verify_cycle.shape import KIMI, TINY
@@ -29,7 +31,12 @@ DEFAULTS = {"cuda": ("pcie_allreduce", "nccl"), "cpu": ("pcie_allreduce", "gloo"
 
 
 def main(
-    request: Request, rows: tuple[int, ...], change: dict[str, int], speculation: Speculation, json_path: str | None
+    request: Request,
+    rows: tuple[int, ...],
+    change: dict[str, int],
+    speculation: Speculation,
+    json_path: str | None,
+    plot_path: str | None = None,
 ) -> int:
     """0: all measured and right; 1: a rank failed or a pass is wrong; 2: what was asked cannot be run here."""
     try:
@@ -37,6 +44,8 @@ def main(
         settings, asked = settled(request, here, rows, change, speculation)
         if json_path:
             check_writable(Path(json_path))
+        if plot_path:
+            check_plot(plot_path)
         for notice in settings.notices:
             print(notice, file=sys.stderr)
         stamp = environment.stamp(settings, here)
@@ -56,6 +65,9 @@ def main(
     if json_path and passes:
         Path(json_path).write_text(json.dumps(document, indent=1) + "\n")
         print(f"written: {json_path}", file=sys.stderr)
+    if plot_path and passes:
+        draw_passes(document, plot_path)
+        print(f"drawn: {plot_path}", file=sys.stderr)
     report.show(document, Console(width=120))
     wrong = [*map(str, failures), *report.complaints(passes)]
     for sentence in wrong:
