@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 EPILOG = """
 --mode graph times CUDA graphs of 122 back-to-back calls (the layers of one verify pass), --mode eager the same calls
@@ -36,6 +37,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: GPUs where there are some")
     algorithms = "of ours: auto (default), one_shot, two_shot, island"
     add("--algorithm", type=parse_words, default=("auto",), metavar="NAME,...", help=algorithms)
+    add(
+        "--nccl-sweep",
+        nargs="?",
+        const="descent",
+        choices=("descent", "full"),
+        help="NCCL's settings instead: knob by knob, or (full) all combinations, each in fresh processes",
+    )
     add("--debug", action="store_true", help="show the traceback of a rank that failed")
 
 
@@ -53,6 +61,15 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         algorithms=args.algorithm,
     )
+    if args.nccl_sweep:
+        others = ("backends", "mode", "input", "plot")
+        given = [f"--{name}" for name in others if getattr(args, name)]
+        if given or args.algorithm != ("auto",):
+            print(f"--nccl-sweep does not go with {', '.join(given) or '--algorithm'}", file=sys.stderr)
+            return 2
+        from pcie_allreduce.nccl_sweep.run import main as sweep
+
+        return sweep(request, args.nccl_sweep, args.json)
     return main(request, input_path=args.input, json_path=args.json, debug=args.debug, plot_path=args.plot)
 
 
