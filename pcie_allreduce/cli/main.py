@@ -15,6 +15,7 @@ COMMANDS = {
     "bench": "measure all-reduces on this machine beside torch.distributed",
     "tune": "find the best algorithm and launch shape for this machine and keep them",
     "verify-cycle": "measure a whole verify pass, and what a faster all-reduce is worth in it",
+    "report": "write one page about this machine, to attach to an issue",
     "soak": "run everything at once for a while, with late and failing ranks, and check every result",
     "model": "predict microseconds a call on a machine that is not at hand",
 }
