@@ -15,8 +15,9 @@ namespace {
 
 // What CUDA says of a refused handle is a code; what refuses them is mostly one of these.
 void require_ipc(cudaError_t error, const std::string& what) {
-  require(error, what + " (refused mostly where ranks run in containers without a common IPC and PID namespace, as "
-                        "different users, under WSL, or on a virtual GPU; `pcie-allreduce doctor` looks for these)");
+  require(error, what +
+                     " (refused mostly where ranks run in containers without a common IPC and PID namespace, as "
+                     "different users, under WSL, or on a virtual GPU; `pcie-allreduce doctor` looks for these)");
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ struct ExchangeParams {
 };
 
 __global__ void exchange_kernel(const __grid_constant__ ExchangeParams params) {
-  Machine<Float32, false> machine(params.channel, params.none);
+  Machine<Float32, Share::kPacks> machine(params.channel, params.none);
   exchange_greetings(machine, params.channel, params.verdict);
 }
 

@@ -105,9 +105,11 @@ bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
   }
   const bool ragged =
       (reinterpret_cast<std::uintptr_t>(in) | reinterpret_cast<std::uintptr_t>(out) | bytes) % sizeof(Pack) != 0;
+  const bool once = positions(algorithm, channel_.world, bytes) <= blocks * threads;
+  const Share share = ragged ? Share::kElements : (once ? Share::kOnePack : Share::kPacks);
   // Inside a capture the order among streams is the graph's, and the event below would become part of it.
   if (!captured) order_behind_last_stream(stream);
-  const void* kernel = kernel_of(algorithm, dtype, channel_.world, ragged, channel_.staged);
+  const void* kernel = kernel_of(algorithm, dtype, channel_.world, share, channel_.staged);
   const unsigned rearming = channel_.staged ? 1 : 0;
   require(launch(kernel, params, {blocks + rearming, threads, dependent_launch_}, stream), "launching an all-reduce");
   if (!captured) require(cudaEventRecord(last_call_, stream), "recording an event");

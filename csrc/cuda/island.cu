@@ -6,19 +6,19 @@
 namespace pcie_allreduce::cuda {
 namespace {
 
-template <class Element, int kHalf, bool kRagged>
+template <class Element, int kHalf, Share kShare>
 __global__ void __launch_bounds__(kMaxThreads + kStewards, 2) run_island(const __grid_constant__ CallParams params) {
-  Machine<Element, kRagged> machine(params.channel, params.request);
+  Machine<Element, kShare> machine(params.channel, params.request);
   island<Element, kHalf>(machine, params.channel, params.request);
 }
 
 }  // namespace
 
-const void* island_kernel(Dtype dtype, Word world, bool ragged) {
+const void* island_kernel(Dtype dtype, Word world, Share share) {
   return dispatch<Elements>(dtype, [&]<class Element>() {
     return dispatch_half<Element>(world, [&]<class, int kHalf>() {
-      return ragged ? reinterpret_cast<const void*>(&run_island<Element, kHalf, true>)
-                    : reinterpret_cast<const void*>(&run_island<Element, kHalf, false>);
+      return dispatch_share(
+          share, [&]<Share kShare>() { return reinterpret_cast<const void*>(&run_island<Element, kHalf, kShare>); });
     });
   });
 }

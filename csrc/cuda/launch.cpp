@@ -4,13 +4,13 @@
 
 namespace pcie_allreduce::cuda {
 
-const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, bool ragged, bool staged) {
-  if (staged && algorithm != Algorithm::kIsland) return staged_kernel(algorithm, dtype, world, ragged);
+const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, Share share, bool staged) {
+  if (staged && algorithm != Algorithm::kIsland) return staged_kernel(algorithm, dtype, world, share);
   if (staged) throw std::invalid_argument("island does not run over host memory");
   switch (algorithm) {
-    case Algorithm::kOneShot: return one_shot_kernel(dtype, world, ragged);
-    case Algorithm::kTwoShot: return two_shot_kernel(dtype, world, ragged);
-    case Algorithm::kIsland: return island_kernel(dtype, world, ragged);
+    case Algorithm::kOneShot: return one_shot_kernel(dtype, world, share);
+    case Algorithm::kTwoShot: return two_shot_kernel(dtype, world, share);
+    case Algorithm::kIsland: return island_kernel(dtype, world, share);
     default:
       throw std::invalid_argument("no kernel has algorithm code " + std::to_string(static_cast<Word>(algorithm)));
   }
@@ -36,10 +36,10 @@ cudaError_t blocks_per_multiprocessor(Word world, unsigned threads, bool staged,
   for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot, Algorithm::kIsland}) {
     if (algorithm == Algorithm::kIsland && !islands) continue;
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBFloat16}) {
-      for (const bool ragged : {false, true}) {
+      for (const Share share : {Share::kOnePack, Share::kPacks, Share::kElements}) {
         int fit = 0;
         const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-            &fit, kernel_of(algorithm, dtype, world, ragged, staged), static_cast<int>(threads + kStewards), 0);
+            &fit, kernel_of(algorithm, dtype, world, share, staged), static_cast<int>(threads + kStewards), 0);
         if (error != cudaSuccess) return error;
         *blocks = std::min(*blocks, fit);
       }

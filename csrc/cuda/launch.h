@@ -22,12 +22,27 @@ struct LaunchShape {
 constexpr unsigned kMaxThreads = 256;  // that move data
 constexpr unsigned kStewards = 32;     // the last warp: signatures, state
 
-// A kernel takes CallParams. ragged: the caller's memory is not 16-byte aligned or not a whole number of packs.
-const void* one_shot_kernel(Dtype dtype, Word world, bool ragged);
-const void* two_shot_kernel(Dtype dtype, Word world, bool ragged);
-const void* island_kernel(Dtype dtype, Word world, bool ragged);                       // worlds 4, 6 and 8
-const void* staged_kernel(Algorithm algorithm, Dtype dtype, Word world, bool ragged);  // one-shot and two-shot
-const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, bool ragged, bool staged);
+// What a lane has to do at most. The less, the shorter the code, on which a call's time hangs.
+enum class Share {
+  kOnePack,
+  kPacks,
+  kElements,  // of memory that is not 16-byte aligned or not a whole number of packs
+};
+template <class Visit>
+auto dispatch_share(Share share, Visit&& visit) {
+  switch (share) {
+    case Share::kOnePack: return visit.template operator()<Share::kOnePack>();
+    case Share::kPacks: return visit.template operator()<Share::kPacks>();
+    default: return visit.template operator()<Share::kElements>();
+  }
+}
+
+// A kernel takes CallParams.
+const void* one_shot_kernel(Dtype dtype, Word world, Share share);
+const void* two_shot_kernel(Dtype dtype, Word world, Share share);
+const void* island_kernel(Dtype dtype, Word world, Share share);                       // worlds 4, 6 and 8
+const void* staged_kernel(Algorithm algorithm, Dtype dtype, Word world, Share share);  // one-shot and two-shot
+const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, Share share, bool staged);
 
 cudaError_t launch(const void* kernel, const CallParams& params, const LaunchShape& shape, cudaStream_t stream);
 // Blocks of `threads` (and the stewards) that one multiprocessor holds of whichever kernel of this world is largest.

@@ -22,9 +22,10 @@ struct Access {
   }
 };
 
-// kRagged: the caller's memory is not 16-byte aligned or not a whole number of packs, and is accessed by elements.
-template <class Element, bool kRagged>
+template <class Element, Share kShare>
 class Machine {
+  static constexpr bool kRagged = kShare == Share::kElements;
+
  public:
   using Unit = Pack;
   static constexpr Word kLooksAtOnce = 256;  // some 100 us of one's own memory
@@ -74,7 +75,15 @@ class Machine {
     }
   }
 
-  __device__ __forceinline__ Range share(Word units) const {
+  __device__ __forceinline__ auto share(Word units) const {
+    const Range mine = rearms(units);
+    if constexpr (kShare == Share::kOnePack) {
+      return Part<Never>{mine.first, mine.end, {}};
+    } else {
+      return mine;
+    }
+  }
+  __device__ __forceinline__ Range rearms(Word units) const {
     const Word first = threadIdx.x < data_threads() ? blockIdx.x * data_threads() + threadIdx.x : units;
     return {first, units, gridDim.x * data_threads()};
   }

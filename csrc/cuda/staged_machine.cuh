@@ -7,9 +7,9 @@
 
 namespace pcie_allreduce::cuda {
 
-template <class Element, bool kRagged>
-class StagedMachine : public Machine<Element, kRagged> {
-  using Base = Machine<Element, kRagged>;
+template <class Element, Share kShare>
+class StagedMachine : public Machine<Element, kShare> {
+  using Base = Machine<Element, kShare>;
   using Base::channel_, Base::data_threads, Base::request_, Base::state_;
 
  public:

@@ -6,19 +6,19 @@
 namespace pcie_allreduce::cuda {
 namespace {
 
-template <class Element, int kWorld, bool kRagged>
+template <class Element, int kWorld, Share kShare>
 __global__ void __launch_bounds__(kMaxThreads + kStewards, 2) run_two_shot(const __grid_constant__ CallParams params) {
-  Machine<Element, kRagged> machine(params.channel, params.request);
+  Machine<Element, kShare> machine(params.channel, params.request);
   two_shot<Element, kWorld>(machine, params.channel, params.request);
 }
 
 }  // namespace
 
-const void* two_shot_kernel(Dtype dtype, Word world, bool ragged) {
+const void* two_shot_kernel(Dtype dtype, Word world, Share share) {
   return dispatch<Elements>(dtype, [&]<class Element>() {
     return dispatch_world<Element>(world, [&]<class, int kWorld>() {
-      return ragged ? reinterpret_cast<const void*>(&run_two_shot<Element, kWorld, true>)
-                    : reinterpret_cast<const void*>(&run_two_shot<Element, kWorld, false>);
+      return dispatch_share(
+          share, [&]<Share kShare>() { return reinterpret_cast<const void*>(&run_two_shot<Element, kWorld, kShare>); });
     });
   });
 }

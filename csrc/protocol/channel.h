@@ -73,12 +73,19 @@ struct Request {
   }
 };
 
+// The step of a lane that has one unit at most: behind every end, so that the compiler sees that there is no loop.
+struct Never {};
+PAR_INLINE Word operator+(Word, Never) { return ~0u; }
+PAR_INLINE Word& operator+=(Word& at, Never) { return at = ~0u; }
+
 // One lane's part of [0, end).
-struct Range {
+template <class Step>
+struct Part {
   Word first;
   Word end;
-  Word step;
+  Step step;
 };
+using Range = Part<Word>;
 
 // What a lane reads at the start of a call, before it may store anything.
 struct Call {

@@ -21,6 +21,16 @@ inline Word packs_used(Algorithm algorithm, Dtype dtype, Word world, Word bytes,
   }
 }
 
+// Packs that the lanes share: of the payload, or of a shard.
+inline Word positions(Algorithm algorithm, Word world, Word bytes) {
+  const Word packs = Request{nullptr, nullptr, bytes, 0, false}.units();
+  switch (algorithm) {
+    case Algorithm::kTwoShot: return TwoShotLayout(world, packs).shard;
+    case Algorithm::kIsland: return IslandLayout(world, packs, 1).shard;
+    default: return packs;
+  }
+}
+
 template <class Element, class Visit>
 auto dispatch_world(Word world, Visit&& visit) {
   switch (world) {

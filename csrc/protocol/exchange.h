@@ -22,7 +22,7 @@ PAR_INLINE Pack greeting_pattern(Word source, Word reader, Word index) {
 template <class Machine>
 PAR_INLINE void exchange_greetings(Machine& machine, const Channel& channel, Word* verdict) {
   const Call call = machine.begin_call();
-  const Range mine = machine.share(channel.world * kGreetingPacks);
+  const auto mine = machine.share(channel.world * kGreetingPacks);
   for (Word i = mine.first; i < mine.end; i += mine.step) {
     const Word peer = i / kGreetingPacks;
     if (peer == channel.rank) continue;

@@ -30,7 +30,7 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
   const IslandLayout layout(channel.world, request.units(), kSpread);
   const Word units = request.units<Unit>();
   const Word shard = layout.shard / kUnitPacks;
-  const Range mine = machine.share(shard);
+  const auto mine = machine.share(shard);
   Word owner[kHalf - 1];
   PAR_UNROLL
   for (Word hop = 0; hop < kHalf - 1; ++hop) owner[hop] = after(place, hop + 1, kHalf);

@@ -16,7 +16,7 @@ PAR_INLINE void one_shot(Machine& machine, const Channel& channel, const Request
   const Request request = given;
   const Word rank = channel.rank;
   const OneShotLayout layout(kWorld, request.units());
-  const Range mine = machine.share(request.units<Unit>());
+  const auto mine = machine.share(request.units<Unit>());
   Unit ahead = {};  // asked for beside the state of the call and beside the stores, not behind them
   if (mine.first < mine.end) ahead = machine.read(request, mine.first);
   bool failed = call.failed;

@@ -34,6 +34,44 @@ PAR_INLINE bool is_better_founded(Word word, Word than) {
   return calls < 0 || (calls == 0 && abort_reason(word) > abort_reason(than));
 }
 
+// The ranks behind a mask of sources, which island counts by their place.
+PAR_INLINE Word ranks_behind(const Channel& channel, Algorithm algorithm, Stage stage, Word sources) {
+  if (stage == Stage::kSignature || algorithm != Algorithm::kIsland) return sources;
+  if (stage == Stage::kCross) return 1u << channel.islands.partner;
+  Word ranks = 0;
+  PAR_ROLLED
+  for (Word place = 0; place < channel.world / 2; ++place) {
+    if (sources >> place & 1u) ranks |= 1u << channel.islands.mates[place];
+  }
+  return ranks;
+}
+
+// Whom a rank blames whose lane waited in vain: ranks that make another call; else those that have not come at all, not
+// even with their signature, for an owner that waits for them sends no sums either; else whom it waited for.
+template <class Access>
+PAR_INLINE Fault accusation(const Channel& channel, const Request& request, const Call& at, const Fault& fault) {
+  if (is_certain(fault.reason)) return fault;
+  const Pack ours = Signature{at.number, request.bytes, request.kind}.pack();
+  Word absent = 0;
+  Word others = 0;
+  PAR_ROLLED
+  for (Word index = 0; index < channel.world - 1; ++index) {
+    const Pack* slot = announcement(channel.staged, channel, at.phase, index);
+    Pack theirs;
+    PAR_UNROLL
+    for (int w = 0; w < 4; ++w) theirs.word[w] = Access::load(&slot->word[w]);
+    const Word source = 1u << source_of(index, channel.rank);
+    if (!arrived(theirs)) {
+      absent |= source;
+    } else if (!same(theirs, ours)) {
+      others |= source;
+    }
+  }
+  if (others != 0) return {Reason::kMismatch, fault.stage, others};
+  const Word awaited = ranks_behind(channel, kind_algorithm(request.kind), fault.stage, fault.missing);
+  return {fault.reason, fault.stage, absent != 0 ? absent : awaited};
+}
+
 // `own`: whom this rank misses; Reason::kNone where a peer's word ended its wait before the deadline did, so that
 // silence proves nothing yet.
 template <class Access>
@@ -74,10 +112,11 @@ PAR_INLINE Blame follow_accusations(const Channel& channel, Word call, const Bla
 }
 
 template <class Access>
-PAR_INLINE void publish_fault(const Channel& channel, const Request& request, const Call& at, const Fault& fault,
+PAR_INLINE void publish_fault(const Channel& channel, const Request& request, const Call& at, const Fault& of_lane,
                               std::uint64_t waited_ns) {
   const Word call = at.number;
   if (!Access::elect(&channel.state->elected)) return;
+  const Fault fault = accusation<Access>(channel, request, at, of_lane);
   Blame blame{fault.reason, fault.missing, channel.rank};
   PAR_ROLLED
   for (Word peer = 0; peer < channel.world; ++peer) {  // [rank]: the failure mark that this rank's later calls read

@@ -20,9 +20,9 @@ PAR_INLINE void read_shards(Machine& machine, const Request& request, const Word
 }
 
 // The sums of the other owners. `slots(i)`: where they stand for unit i of a shard; a source is an owner.
-template <int kOwners, class Machine, class Slots>
-PAR_INLINE bool take_sums(Machine& machine, const Waiting& about, const Request& request, const Range& mine, Word shard,
-                          Word own, const Slots& slots) {
+template <int kOwners, class Machine, class Step, class Slots>
+PAR_INLINE bool take_sums(Machine& machine, const Waiting& about, const Request& request, const Part<Step>& mine,
+                          Word shard, Word own, const Slots& slots) {
   using Unit = typename Machine::Unit;
   const Word units = request.units<Unit>();
   for (Word i = mine.first; i < mine.end; i += mine.step) {
@@ -42,8 +42,8 @@ PAR_INLINE bool take_sums(Machine& machine, const Waiting& about, const Request&
 }
 
 // Every unit of a failed block, in this call and in all later ones.
-template <class Element, class Machine>
-PAR_INLINE void write_nan(Machine& machine, const Request& request, const Range& mine, Word shard) {
+template <class Element, class Machine, class Step>
+PAR_INLINE void write_nan(Machine& machine, const Request& request, const Part<Step>& mine, Word shard) {
   const Word units = request.units<typename Machine::Unit>();
   for (Word i = mine.first; i < mine.end; i += mine.step) {
     PAR_ROLLED

@@ -69,7 +69,7 @@ PAR_INLINE void staged_one_shot(Machine& machine, const Channel& channel, const 
   const Waiting about = waiting_for(machine, channel, given, call);
   const Request request = given;
   const StagedLayout layout(1, request.units());
-  const Range mine = machine.share(request.units<Unit>());
+  const auto mine = machine.share(request.units<Unit>());
   Unit ahead = {};
   if (mine.first < mine.end) ahead = machine.read(request, mine.first);
   bool failed = call.failed;
@@ -110,7 +110,7 @@ PAR_INLINE void staged_two_shot(Machine& machine, const Channel& channel, const 
   const StagedLayout layout(kWorld, request.units());
   const Word units = request.units<Unit>();
   const Word shard = layout.shard / kUnitPacks;
-  const Range mine = machine.share(shard);
+  const auto mine = machine.share(shard);
   Word owner[kWorld - 1];
   PAR_UNROLL
   for (Word hop = 0; hop < kWorld - 1; ++hop) owner[hop] = after(rank, hop + 1, kWorld);

@@ -7,25 +7,13 @@
 
 namespace pcie_allreduce {
 
-// What a waiting lane needs to accuse somebody.
+// What a waiting lane needs to know.
 struct Waiting {
   const Channel& channel;
   const Request& request;
   const Call& call;
   Pack signature;    // what every rank must have sent
   const Pack* area;  // this rank's packs of this phase; signatures stand first in it
-
-  // The ranks behind a mask of sources, which island counts by their place.
-  PAR_INLINE Word ranks(Stage stage, Word sources) const {
-    if (stage == Stage::kSignature || kind_algorithm(request.kind) != Algorithm::kIsland) return sources;
-    if (stage == Stage::kCross) return 1u << channel.islands.partner;
-    Word ranks = 0;
-    PAR_ROLLED
-    for (Word place = 0; place < channel.world / 2; ++place) {
-      if (sources >> place & 1u) ranks |= 1u << channel.islands.mates[place];
-    }
-    return ranks;
-  }
 };
 
 template <class Machine>
@@ -34,41 +22,40 @@ PAR_INLINE Waiting waiting_for(Machine&, const Channel& channel, const Request& 
   return {channel, request, call, mine.pack(), area_of(channel.slab[channel.rank], call.phase, channel.area_packs)};
 }
 
-// True when the lane must give up on the sources in `missing`. Not on the path of a call whose peers are in time.
+// Ranks that make another call than this one.
 template <class Machine>
-PAR_COLD bool gives_up(Machine& machine, const Waiting& about, WaitVerdict verdict, Stage stage, Word missing) {
-  Word absent = 0;  // have not even sent their signature of this call
-  Word others = 0;  // make another call
+PAR_COLD Word out_of_step(Machine& machine, const Waiting& about) {
+  Word others = 0;
   PAR_ROLLED
   for (Word index = 0; index < about.channel.world - 1; ++index) {
-    const Word source = 1u << source_of(index, about.channel.rank);
     const Pack theirs =
         machine.template peek<Pack>(announcement(machine.staged(), about.channel, about.call.phase, index));
-    if (!arrived(theirs)) {
-      absent |= source;
-    } else if (!same(theirs, about.signature)) {
-      others |= source;
-    }
+    if (arrived(theirs) && !same(theirs, about.signature)) others |= 1u << source_of(index, about.channel.rank);
   }
-  if (verdict == WaitVerdict::kLook && others == 0) return false;
-  // An owner that waits for others sends no sums either: whoever has not come at all is to blame before it.
-  const Reason silence = verdict == WaitVerdict::kAborted ? Reason::kNone : Reason::kTimeout;
-  machine.fault(
-      {others != 0 ? Reason::kMismatch : silence, stage, others != 0 ? others : (absent != 0 ? absent : missing)},
-      about.call);
-  return true;
+  return others;
 }
 
-// Between two looks at what is missing. Data wins: a lane that is to give up looks once more, and does so the next
-// time.
+// Between two looks at what is missing; true when the lane must give up on these sources. Data wins: a lane that is to
+// give up looks once more, and does so the next time. A rank that makes another call is found out by those that wait
+// for signatures, and everybody else by their word.
 template <class Machine>
 PAR_INLINE bool gave_up(Machine& machine, const Waiting& about, Wait& wait, Stage stage, Word missing) {
   const WaitVerdict verdict = machine.keep_waiting(wait, about.call);
   if (verdict == WaitVerdict::kGoOn) [[likely]]
     return false;
-  const WaitVerdict due = wait.due;
-  if (verdict != WaitVerdict::kLook) wait.due = verdict;
-  return gives_up(machine, about, due, stage, about.ranks(stage, missing));
+  if (stage == Stage::kSignature) {
+    const Word others = out_of_step(machine, about);
+    if (others != 0) {
+      machine.fault({Reason::kMismatch, stage, others}, about.call);
+      return true;
+    }
+  }
+  if (wait.due == WaitVerdict::kLook) {
+    if (verdict != WaitVerdict::kLook) wait.due = verdict;
+    return false;
+  }
+  machine.fault({wait.due == WaitVerdict::kAborted ? Reason::kNone : Reason::kTimeout, stage, missing}, about.call);
+  return true;
 }
 
 // As many looks as the machine takes without a thought of time. What is awaited mostly comes meanwhile, so this is the
@@ -192,7 +179,7 @@ template <class Machine>
 PAR_INLINE void rearm(Machine& machine, const Channel& channel, const Call& call) {
   constexpr Word kUnitPacks = sizeof(typename Machine::Unit) / sizeof(Pack);
   Pack* area = area_of(channel.slab[channel.rank], phase_before(call.phase), channel.area_packs);
-  const Range mine = machine.share(call.stale / kUnitPacks);  // whole lines, so whole units
+  const Range mine = machine.rearms(call.stale / kUnitPacks);  // whole lines, so whole units
   for (Word i = mine.first; i < mine.end; i += mine.step) machine.arm(area + i * kUnitPacks);
 }
 

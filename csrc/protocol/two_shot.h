@@ -17,8 +17,8 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
   const TwoShotLayout layout(kWorld, request.units());
   const Word units = request.units<Unit>();
   const Word shard = layout.shard / kUnitPacks;
-  const Range mine = machine.share(shard);  // a lane has the same place in every shard
-  Word owner[kWorld - 1];                   // hop h: rank + 1 + h, so that nobody is everybody's first destination
+  const auto mine = machine.share(shard);  // a lane has the same place in every shard
+  Word owner[kWorld - 1];                  // hop h: rank + 1 + h, so that nobody is everybody's first destination
   PAR_UNROLL
   for (Word hop = 0; hop < kWorld - 1; ++hop) owner[hop] = after(rank, hop + 1, kWorld);
   Unit ahead[kWorld - 1] = {};

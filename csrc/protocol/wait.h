@@ -59,7 +59,7 @@ PAR_INLINE bool same(const Pack& a, const Pack& b) {
 struct Fault {
   Reason reason;
   Stage stage;
-  Word missing;  // bit r: rank r
+  Word missing;  // sources of the stage; bit r: rank r, where the reason is certain or the stage is kSignature
 };
 
 // In host memory, where the host can read it while a kernel runs. `valid` is stored last, behind a system fence.

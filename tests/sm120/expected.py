@@ -6,10 +6,10 @@ of executions: a loop over packs is there once, and a loop over sources is unrol
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from sm120.kernels import Variant
+from sm120.kernels import SHARES, Variant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +30,8 @@ class Access(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """Of one lane that has one pack of everything it may have to do."""
+    """Of one lane that has one pack of everything it may have to do. `again`: of them what stands in the code only for
+    lanes of several packs."""
 
     sends: int  # packs stored into slots of peers
     looks: int  # slots polled, over all stages; every stage has one place that looks, first and again
@@ -38,18 +39,27 @@ class Steps:
     alone: int  # of them, those that await a single slot
     reads: int  # packs of the caller's input
     writes: int  # packs of the caller's output, NaN among them
+    again: tuple[int, int, int] = (0, 0, 0)  # reads, looks, stages
     staged: bool = False  # slabs lie in host memory, whose re-arming ends with a fence; four phases
 
 
 def one_shot(world: int, _: int) -> Steps:
     # Read to be sent (the first before the call's state is known, the others one ahead), and once more to be summed: a
     # lane may have more packs than it has registers for.
-    return Steps(sends=world - 1, looks=world, stages=1, alone=0, reads=2 + 1, writes=1 + 1)
+    return Steps(sends=world - 1, looks=world, stages=1, alone=0, reads=2 + 1, writes=1 + 1, again=(1, 0, 0))
 
 
 def two_shot(world: int, _: int) -> Steps:
     shards = world - 1  # of others: sent to them, and their sums received
-    return Steps(sends=2 * shards, looks=2 * world, stages=2, alone=0, reads=2 * shards + 1, writes=1 + world + 1)
+    return Steps(
+        sends=2 * shards,
+        looks=2 * world,
+        stages=2,
+        alone=0,
+        reads=2 * shards + 1,
+        writes=1 + world + 1,
+        again=(shards, 0, 0),
+    )
 
 
 def island(world: int, element_bytes: int) -> Steps:
@@ -63,6 +73,7 @@ def island(world: int, element_bytes: int) -> Steps:
         alone=int(spread == 1),
         reads=2 * (half - 1) + 2,
         writes=1 + half + 1,
+        again=(half - 1 + 1, half, 1),
     )
 
 
@@ -100,8 +111,8 @@ ALGORITHMS: dict[str, tuple[Callable[[int, int], Steps], tuple[int, ...]]] = {
 def variants(algorithm: str) -> Iterator[Variant]:
     for world in ALGORITHMS[algorithm][1]:
         for dtype in ELEMENT_BYTES:
-            yield Variant(algorithm, dtype, world, ragged=False)
-            yield Variant(algorithm, dtype, world, ragged=True)
+            for share in SHARES[1:] if algorithm.startswith("staged") else SHARES:
+                yield Variant(algorithm, dtype, world, share)
 
 
 # The block's state, and how long a peer was waited for.
@@ -120,15 +131,23 @@ STAGED_STATE = {
 
 
 def is_staged(variant: Variant) -> bool:
-    return ALGORITHMS[variant.algorithm][0](variant.world, ELEMENT_BYTES[variant.dtype]).staged
+    return steps_of(variant).staged
+
+
+def steps_of(variant: Variant) -> Steps:
+    steps = ALGORITHMS[variant.algorithm][0](variant.world, ELEMENT_BYTES[variant.dtype])
+    if variant.share != SHARES[0]:
+        return steps
+    reads, looks, stages = steps.again
+    return replace(steps, reads=steps.reads - reads, looks=steps.looks - looks, stages=steps.stages - stages)
 
 
 def on_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
     """At least and at most so many, where a lane comes that has not waited for long: a call whose peers are in time.
     Kinds of access that are not named must not occur there."""
     element = ELEMENT_BYTES[variant.dtype]
-    steps = ALGORITHMS[variant.algorithm][0](variant.world, element)
-    width, pieces = (element, PACK_BYTES // element) if variant.ragged else (PACK_BYTES, 1)
+    steps = steps_of(variant)
+    width, pieces = (element, PACK_BYTES // element) if variant.share == SHARES[2] else (PACK_BYTES, 1)
     sends = steps.sends + 1 + 1  # the signature; the re-arming
     looks = steps.looks + 1  # the signature
     copies = steps.alone + 1  # a loop that polls one slot may be turned around, and then has its load twice
@@ -144,11 +163,12 @@ def on_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
 
 def beside_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
     """The same for the rest: a lane that has waited for long, and a rank that fails. Every count is of rolled loops."""
-    steps = ALGORITHMS[variant.algorithm][0](variant.world, ELEMENT_BYTES[variant.dtype])
-    waits = steps.stages + 1 + steps.staged  # and that for signatures; staged, that for what the first block says
-    elected = 1 + 1 + SIGNATURE_WORDS  # loads of who writes the record: abort words, an accused's, a signature
+    steps = steps_of(variant)
+    early = 1 + steps.staged  # waits for signatures; staged, that for what the first block says of them
+    waits = steps.stages + early
+    elected = 1 + 1 + 2 * SIGNATURE_WORDS  # loads of who writes the record: abort words, an accused's, signatures
     return {
-        Access("LDG", 16, "SYS"): (1, waits),  # whose signature differs, or has not come
+        Access("LDG", 16, "SYS"): (1, early),  # whose signature differs
         Access("LDG", 4, "SYS"): (1 + elected, waits + elected),  # abort words that a wait looks at
         Access("STG", 4, "SYS"): (1 + RECORD_WORDS, 1 + RECORD_WORDS),  # an abort word a peer, the record
     }

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ELEMENTS = {"7Float32": "float32", "8IeeeHalf": "float16", "9BrainHalf": "bfloat16"}
-# Of a function in an anonymous namespace: run_<algorithm><Element, ranks, ragged>, as the compiler spells it.
-MANGLED = re.compile(r"run_([a-z_]+?)I\w*?(7Float32|8IeeeHalf|9BrainHalf)E*Li(\d)ELb([01])E")
+SHARES = ("one pack", "packs", "elements")  # what a lane has to do at most, as csrc/cuda/launch.h counts them
+# Of a function in an anonymous namespace: run_<algorithm><Element, ranks, share>, as the compiler spells it.
+MANGLED = re.compile(r"run_([a-z_]+?)I\w*?(7Float32|8IeeeHalf|9BrainHalf)E*Li(\d)EL\w*?5ShareE([012])E")
 USAGE = re.compile(
     r"Function (?P<name>\S+?):\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+) SHARED:\d+ LOCAL:(?P<local>\d+)"
 )
@@ -31,10 +32,10 @@ class Variant:
     algorithm: str
     dtype: str
     world: int
-    ragged: bool  # the caller's memory is accessed by elements
+    share: str
 
     def __str__(self) -> str:
-        return f"{self.algorithm} {self.dtype} x{self.world}{' ragged' if self.ragged else ''}"
+        return f"{self.algorithm} {self.dtype} x{self.world} {self.share}"
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ def variant_of(mangled: str) -> Variant | None:
     found = MANGLED.search(mangled)
     if found is None:
         return None
-    algorithm, element, ranks, ragged = found.groups()
+    algorithm, element, ranks, share = found.groups()
     world = int(ranks) * (2 if algorithm == "island" else 1)  # island's parameter is half the ranks
-    return Variant(algorithm, ELEMENTS[element], world, ragged == "1")
+    return Variant(algorithm, ELEMENTS[element], world, SHARES[int(share)])
 
 
 def by_variant(compiled: dict[str, Compiled]) -> dict[Variant, Compiled]:

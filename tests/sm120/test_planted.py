@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from sm120.sass import Kernel
 
 CSRC = Path(__file__).parents[2] / "csrc"
-VARIANT = Variant("one_shot", "bfloat16", 2, ragged=False)
+VARIANT = Variant("one_shot", "bfloat16", 2, "packs")
 SOURCE = """
 #include "protocol/one_shot.h"
 #include "cuda/machine.cuh"
 namespace pcie_allreduce::cuda {
-template <class Element, int kWorld, bool kRagged>
+template <class Element, int kWorld, Share kShare>
 __global__ void run_one_shot(const __grid_constant__ CallParams params) {
-  Machine<Element, kRagged> machine(params.channel, params.request);
+  Machine<Element, kShare> machine(params.channel, params.request);
   one_shot<Element, kWorld>(machine, params.channel, params.request);
 }
-template __global__ void run_one_shot<BFloat16, 2, false>(const __grid_constant__ CallParams);
+template __global__ void run_one_shot<BFloat16, 2, Share::kPacks>(const __grid_constant__ CallParams);
 }
 """
 

@@ -45,7 +45,7 @@ def by_hand(disassembler: None, nvcc: Path, tmp_path_factory: pytest.TempPathFac
 def pair(
     request: pytest.FixtureRequest, installed: dict[Variant, Compiled], by_hand: dict[int, Compiled]
 ) -> tuple[Compiled, Compiled]:
-    return installed[Variant("one_shot", "bfloat16", request.param, ragged=False)], by_hand[request.param]
+    return installed[Variant("one_shot", "bfloat16", request.param, "packs")], by_hand[request.param]
 
 
 def kernels_of(pair: tuple[Compiled, Compiled]) -> tuple[Kernel, Kernel]:
@@ -56,7 +56,7 @@ def test_the_hand_written_kernel_keeps_the_same_promises(by_hand: dict[int, Comp
     """Else it would be no measure."""
     promises = [check for check in checks.CHECKS if check is not checks.memory_beside_the_path]
     for world, kernel in by_hand.items():
-        variant = Variant("one_shot", "bfloat16", world, ragged=False)
+        variant = Variant("one_shot", "bfloat16", world, "packs")
         assert [finding for check in promises for finding in check(kernel, variant)] == []
 
 

@@ -124,10 +124,10 @@ def test_a_jump_to_nowhere_is_an_error() -> None:
 
 def test_variants_of_mangled_names() -> None:
     space = "_ZN14pcie_allreduce4cuda43_GLOBAL__N__c91d1a0b_6_dev_cu_7dcedd84_7826"
-    pairs = "12run_one_shotINS0_5PairsINS0_9BrainHalfEEELi2ELb0EEEvNS0_10CallParamsE"
-    assert variant_of(space + pairs) == Variant("one_shot", "bfloat16", 2, ragged=False)
-    floats = "12run_two_shotINS0_7Float32ELi7ELb1EEEvNS0_10CallParamsE"
-    assert variant_of(space + floats) == Variant("two_shot", "float32", 7, ragged=True)
-    halves = "10run_islandINS0_5PairsINS0_8IeeeHalfEEELi4ELb0EEEvNS0_10CallParamsE"
-    assert variant_of(space + halves) == Variant("island", "float16", 8, ragged=False)
+    pairs = "12run_one_shotINS0_5PairsINS0_9BrainHalfEEELi2ELNS0_5ShareE1EEEvNS0_10CallParamsE"
+    assert variant_of(space + pairs) == Variant("one_shot", "bfloat16", 2, "packs")
+    floats = "12run_two_shotINS0_7Float32ELi7ELNS0_5ShareE2EEEvNS0_10CallParamsE"
+    assert variant_of(space + floats) == Variant("two_shot", "float32", 7, "elements")
+    halves = "10run_islandINS0_5PairsINS0_8IeeeHalfEEELi4ELNS0_5ShareE0EEEvNS0_10CallParamsE"
+    assert variant_of(space + halves) == Variant("island", "float16", 8, "one pack")
     assert variant_of(space + "17copy_packs_kernelEPNS_4PackEPKS2_j") is None
