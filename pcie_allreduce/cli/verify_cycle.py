@@ -8,8 +8,8 @@ from pcie_allreduce.cli.bench import parse_count, parse_sizes, parse_words
 
 EPILOG = """
 A pass is an embedding and 61 layers of stand-in attention and experts, with the shards of 8 ranks (tiny ones on CPU
-ranks), an all-reduce, a residual add and a norm after each: 123 all-reduces, on GPUs in one CUDA graph. --example runs
-nothing. Exit code: 0 all right, 1 a rank failed or a pass is wrong, 2 what was asked cannot be run here.
+ranks), an all-reduce, a residual add and a norm after each: 123 all-reduces, on GPUs in one CUDA graph. --example and
+--show run nothing. Exit code: 0 all right, 1 a rank failed or a pass is wrong, 2 what was asked cannot be run here.
 """
 
 
@@ -31,6 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--verify-share", type=float, default=0.97, metavar="N", help="its part of a cycle; default 0.97")
     add("--example", action="store_true", help="the campaign's figures worked through; runs nothing")
     add("--plot", metavar="FILE", help="draw the passes as stacked bars to FILE (.png, .svg, .pdf)")
+    add("--show", metavar="FILE", help="show (and --plot) what --json wrote; runs nothing")
     add("--json", metavar="FILE", help="write environment and passes to FILE")
 
 
@@ -40,6 +41,10 @@ def run(args: argparse.Namespace) -> int:
 
         print(worked())
         return 0
+    if args.show:
+        from pcie_allreduce.verify_cycle.run import show_file
+
+        return show_file(args.show, args.plot)
     from pcie_allreduce.bench.settings import Request
     from pcie_allreduce.verify_cycle.report import Speculation
     from pcie_allreduce.verify_cycle.run import main

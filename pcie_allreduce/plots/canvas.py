@@ -41,5 +41,7 @@ def new_figure(width: float, height: float, title: str, remarks: Sequence[str] =
     return figure
 
 
-def save(figure: Figure, path: str) -> None:
-    figure.savefig(path, dpi=150, facecolor="white")
+def save(figure: Figure, path: str, origin: str = "") -> None:
+    """`origin` is written into SVG files, for whoever wants to know what they were drawn from."""
+    metadata = {"Date": None, "Description": origin or None} if path.lower().endswith(".svg") else None
+    figure.savefig(path, dpi=150, facecolor="white", metadata=metadata)

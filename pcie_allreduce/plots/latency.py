@@ -19,11 +19,11 @@ OF_TUNING = "best of ours: the quickest algorithm and launch shape that was trie
 VERIFY = (43008, 57344)  # bytes of a verify pass of 3 and 4 rows
 
 
-def draw_bench(document: Document, snapshot: Snapshot, path: str) -> None:
+def draw_bench(document: Document, snapshot: Snapshot, path: str, origin: str = "") -> None:
     """Of `pcie-allreduce bench`; `snapshot` of the machine that it was measured on, for the prediction."""
     environment = document.environment
     remarks = [machine(document), "thin vertical lines: 3 and 4 rows of 7168 values, bf16"]
-    draw_latency(bench_panels(document, snapshot), path, str(environment["label"]), remarks)
+    draw_latency(bench_panels(document, snapshot), path, str(environment["label"]), remarks, origin)
 
 
 def draw_model(document: dict[str, Any], path: str) -> None:
@@ -36,12 +36,12 @@ def draw_tune(document: dict[str, Any], path: str) -> None:
     draw_latency([tune_panel(document)], path, str(document["environment"]["label"]), [OF_TUNING])
 
 
-def draw_latency(panels: Sequence[Panel], path: str, title: str, remarks: Sequence[str] = ()) -> None:
+def draw_latency(panels: Sequence[Panel], path: str, title: str, remarks: Sequence[str] = (), origin: str = "") -> None:
     figure = new_figure(7.2 * len(panels), 5.0, title, remarks)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for panel, axis in zip(panels, axes, strict=True):
         _draw(axis, panel)
-    save(figure, path)
+    save(figure, path, origin)
 
 
 def _draw(axis: Axes, panel: Panel) -> None:

@@ -75,6 +75,24 @@ def main(
     return FAILED if wrong else OK
 
 
+def show_file(path: str, plot_path: str | None) -> int:
+    """Of an earlier run, here or elsewhere."""
+    try:
+        if plot_path:
+            check_plot(plot_path)
+        document = json.loads(Path(path).read_text())
+        report.show(document, Console(width=120))
+        if plot_path:
+            draw_passes(document, plot_path)
+    except (CannotRun, OSError) as error:
+        print(error, file=sys.stderr)
+        return CANNOT_RUN
+    except (ValueError, KeyError, TypeError) as error:
+        print(f"{path} is not what `verify-cycle --json` writes: {type(error).__name__}: {error}", file=sys.stderr)
+        return CANNOT_RUN
+    return OK
+
+
 def settled(
     request: Request, here: Machine, rows: tuple[int, ...], change: dict[str, int], speculation: Speculation
 ) -> tuple[Settings, Asked]:

@@ -113,3 +113,13 @@ def test_markers_that_lead_nowhere_are_errors(script: Any, folder: Path, text: s
 
 def test_the_pages_of_this_repository_are_current(script: Any) -> None:
     assert script.main(["--check"]) == 0
+
+
+def test_the_pictures_are_drawn_from_the_results_that_are_kept() -> None:
+    spec = importlib.util.spec_from_file_location("draw_results", ROOT / "benchmarks" / "draw_results.py")
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert {path.stem for path in (ROOT / "docs" / "pictures").glob("*.svg")} == set(module.LINKS)
+    for name in module.LINKS:
+        assert module.origin(name) in (ROOT / "docs" / "pictures" / f"{name}.svg").read_text()

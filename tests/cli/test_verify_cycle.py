@@ -40,6 +40,29 @@ def test_passes_of_cpu_ranks_are_measured_and_written(tmp_path: Path, capsys: py
     assert "1.5 x 0.97 / pass (given, not measured)" in text
 
 
+@pytest.mark.skipif(not PAGE.is_file(), reason="the tests run without the repository around them")
+def test_the_page_shows_kept_results(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PAGE.parents[1])
+    shown = re.findall(
+        r"```\n\$ pcie-allreduce verify-cycle (--show \S+)\n(.*?)\n```", PAGE.read_text(), flags=re.DOTALL
+    )
+    kept = Path("benchmarks/results/verify-cycle").glob("*.json")
+    assert {words.split()[1] for words, _ in shown} == {str(path) for path in kept} != set()
+    for words, output in shown:
+        assert main(["verify-cycle", *words.split()]) == 0
+        assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == output.splitlines()
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no JSON", '{"environment": {}, "passes": []}'])
+def test_what_is_no_result_is_refused_with_its_name(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "odd.json").write_text(text)
+    assert main(["verify-cycle", "--show", str(tmp_path / "odd.json")]) == 2
+    assert "odd.json is not what `verify-cycle --json` writes" in capsys.readouterr().err
+    assert main(["verify-cycle", "--show", str(tmp_path / "missing.json")]) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
