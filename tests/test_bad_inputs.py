@@ -73,6 +73,14 @@ COMMANDS = (
     "bench --mode graph --device cpu",
     "soak --seconds 0 --device cpu",
     "soak --timeout -1 --device cpu",
+    "bench --plot x.bmp --device cpu",
+    "bench --nccl-sweep --device cpu",
+    "verify-cycle --rows 0 --device cpu",
+    "verify-cycle --acceptance 0.5 --device cpu",
+    "model --world 9",
+    "memory --before 94.04",
+    "memory --before 94.04 --after 21.78 --mem-fraction-static 55",
+    "memory --samples 0",
 )
 
 
