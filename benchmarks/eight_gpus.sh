@@ -3,10 +3,10 @@
 #
 #   benchmarks/eight_gpus.sh [OUT]     OUT: a new folder (default ./eight_gpus); OUT.tar.gz is what to send
 #
-# It takes about 12 minutes on eight GPUs. The package must be installed (`make build`, or `pip install '.[test]'`), and
+# It takes about 20 minutes on eight GPUs. The package must be installed (`make build`, or `pip install '.[test]'`), and
 # the GPUs must be idle. A part that fails is noted in OUT/summary.txt and the next one goes on. The file holds versions,
-# GPU names, topology, timings and test results, and what `pcie-allreduce info` prints. No names and no addresses of
-# machines or people.
+# GPU names, topology, timings and test results, and what `info` and `doctor` print. No names and no addresses of machines
+# or people.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -37,6 +37,7 @@ export PCIE_ALLREDUCE_TUNED=0
 sizes=1024,4096,14336,43008,57344,131072,524288,1048576,2097152
 part 30 topology nvidia-smi topo -m
 part 60 info pcie-allreduce info
+part 60 doctor bash -c 'pcie-allreduce doctor --save-snapshot box.json; [ $? -lt 2 ]' # 1: it found something wrong
 part 300 tests pytest -q -m gpu "$here/tests" --ignore="$here/tests/sglang" -c "$here/pyproject.toml"
 for ranks in $(printf '%s\n' "$most" 4 2 | sort -rnu); do
   if [ "$ranks" -gt "$most" ]; then continue; fi
@@ -46,6 +47,9 @@ for ranks in $(printf '%s\n' "$most" 4 2 | sort -rnu); do
   part 120 "bench-host-ranks$ranks" env PCIE_ALLREDUCE_P2P=0 pcie-allreduce bench --ranks "$ranks" --mode graph \
     --sizes 14336,43008,131072,524288 --backends pcie_allreduce,nccl-p2p-off,floor --json "$out/bench-host-ranks$ranks.json"
 done
+part 300 verify-cycle pcie-allreduce verify-cycle --ranks "$most" --backends pcie_allreduce,nccl,nccl-tuned \
+  --json "$out/verify-cycle.json"
+part 480 nccl-sweep pcie-allreduce bench --nccl-sweep --ranks "$most" --repeats 1 --json "$out/nccl-sweep.json"
 part 240 tune pcie-allreduce tune --ranks "$most" --dry-run --json "$out/tune.json"
 part 260 soak pcie-allreduce soak --ranks "$most" --seconds 180 --kills --json "$out/soak.json"
 

@@ -122,4 +122,5 @@ def test_the_pictures_are_drawn_from_the_results_that_are_kept() -> None:
     spec.loader.exec_module(module)
     assert {path.stem for path in (ROOT / "docs" / "pictures").glob("*.svg")} == set(module.LINKS)
     for name in module.LINKS:
-        assert module.origin(name) in (ROOT / "docs" / "pictures" / f"{name}.svg").read_text()
+        drawn = (ROOT / "docs" / "pictures" / f"{name}.svg").read_text()
+        assert module.origin(name) in drawn, f"{name}.svg is out of date; run benchmarks/draw_results.py"
