@@ -38,6 +38,8 @@ sizes=1024,4096,14336,43008,57344,131072,524288,1048576,2097152
 part 30 topology nvidia-smi topo -m
 part 60 info pcie-allreduce info
 part 60 doctor bash -c 'pcie-allreduce doctor --save-snapshot box.json; [ $? -lt 2 ]' # 1: it found something wrong
+part 60 probe bash -c "pcie-allreduce probe --ranks $most --json probe.json; [ \$? -lt 2 ]" # 1: left to the fallback
+part 120 host-facts python3 "$here/benchmarks/host_facts.py" --ranks "$most" --json "$out/host-facts.json"
 part 300 tests pytest -q -m gpu "$here/tests" --ignore="$here/tests/sglang" -c "$here/pyproject.toml"
 for ranks in $(printf '%s\n' "$most" 4 2 | sort -rnu); do
   if [ "$ranks" -gt "$most" ]; then continue; fi

@@ -46,6 +46,36 @@ py::list describe(const std::vector<PeerWait>& waits) {
 
 std::vector<std::string> strings(const std::vector<py::bytes>& handles) { return {handles.begin(), handles.end()}; }
 
+// What was measured, without the places that nothing was told of: (index, finding, where, expected, got, nanoseconds
+// from its rank's clock: began, ended).
+template <class Channel>
+py::list measure(Channel& channel, const std::vector<Word>& experiment, double timeout) {
+  if (experiment.size() != 8) throw std::invalid_argument("an experiment has 8 words");
+  const Experiment asked{static_cast<ExperimentKind>(experiment[0]),
+                         experiment[1],
+                         experiment[2],
+                         experiment[3],
+                         experiment[4],
+                         experiment[5],
+                         experiment[6],
+                         experiment[7]};
+  std::vector<Result> results;
+  {
+    const py::gil_scoped_release others_run;
+    results = channel.measure(asked, timeout);
+  }
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  py::list told;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const Result& result = results[i];
+    if (result.finding == 0) continue;
+    const auto ns = [](const Word(&halves)[2]) { return static_cast<std::uint64_t>(halves[1]) << 32 | halves[0]; };
+    told.append(py::make_tuple(i, result.finding, result.where, result.expected, result.got, ns(result.began),
+                               ns(result.ended)));
+  }
+  return told;
+}
+
 // Ctrl-C while a call waits: the pending exception is raised when the call returns.
 bool interrupted() {
   const py::gil_scoped_acquire gil;
@@ -91,6 +121,9 @@ PYBIND11_MODULE(_C, m) {
   m.attr("MAX_WORLD") = kMaxWorld;
   m.attr("MAX_BLOCKS") = kMaxBlocks;
   m.attr("GREETING_PACKS") = kGreetingPacks;
+  m.attr("PROBE_AREA_PACKS") = kProbeAreaPacks;
+  m.attr("PROBE_OUTBOX") = py::make_tuple(kOutboxOffset, kPayloadPacks);
+  m.attr("PROBE_BURST_PACKS") = kBurstPacks;
 
   using host::CpuChannel;
   py::class_<CpuChannel>(m, "CpuChannel")
@@ -106,6 +139,7 @@ PYBIND11_MODULE(_C, m) {
       .def("forget_names", &CpuChannel::forget_names)
       .def("set_islands", &CpuChannel::set_islands)
       .def("exchange", &CpuChannel::exchange, py::call_guard<py::gil_scoped_release>())
+      .def("measure", &measure<CpuChannel>)
       .def("all_reduce",
            [](CpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word algorithm, Word dtype) {
              bool failed = false;
@@ -131,6 +165,7 @@ PYBIND11_MODULE(_C, m) {
       .def("forget_names", &GpuChannel::forget_names)
       .def("set_islands", &GpuChannel::set_islands)
       .def("exchange", &GpuChannel::exchange, py::call_guard<py::gil_scoped_release>())
+      .def("measure", &measure<GpuChannel>)
       .def("all_reduce",
            [](GpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word algorithm, Word dtype,
               unsigned blocks, unsigned threads, std::uintptr_t stream) {

@@ -14,11 +14,13 @@ import torch
 import torch.distributed as dist
 
 from . import ops
-from .construction import CLOSE_PATIENCE, Wishes, agree, build, describe, device_of
+from .construction import CLOSE_PATIENCE, Wishes, agree, describe, device_of
 from .errors import ClosedError
 from .faults import fault_error
-from .plan import Plan, Tuned, choose, step_for
-from .rendezvous import Rendezvous
+from .plan import Plan, Tuned, step_for
+from .probe.decision import steps
+from .probing import build, plan_call
+from .rendezvous import Rendezvous, plain_errors
 from .transport import DTYPE_CODES, Transport
 from .watcher import Watcher
 
@@ -50,7 +52,8 @@ class Communicator:
     Args:
         group: any torch.distributed group that can move bytes (gloo will do); 2 to 8 ranks. None: the default group.
         device: "cpu", or the CUDA device of this rank, such as "cuda:3".
-        fallback: a group that can reduce on this device. Serves what this one does not; without it, that raises.
+        fallback: a group that can reduce on this device. Serves what this one does not; without it, that raises. With
+            it, a machine that cannot be served gives a communicator all the same: see `verdict`.
         max_bytes: the largest tensor served, in bytes. It sizes the mailbox: see `memory_bytes`.
         timeout: seconds that one call may wait for its peers, after the warm-up.
         warmup_timeout: the same for the first 1,000 calls, or until the first replay of a CUDA graph.
@@ -58,9 +61,13 @@ class Communicator:
             other; with two ranks "auto" takes it there, and says so). "host" with CPU ranks is for tests without a GPU.
         algorithm: "auto", "one_shot", "two_shot" or "island" (two groups of equally many GPUs, found in the topology or
             named in PCIE_ALLREDUCE_ISLANDS, such as "0-3|4-7").
+        probe: whether the machine's links are measured, or a short look confirms what was measured before, to decide
+            how ranks meet (transport "auto" alone). None: PCIE_ALLREDUCE_PROBE says it, else GPUs are, CPU ranks not.
 
     Raises:
         SetupError: on every rank, with the same reason, when any rank cannot take part.
+
+    `verdict` tells how the ranks meet and why; its `transport` is "fallback" where the fallback serves everything.
 
     One call at a time, on one stream at a time: a call on another stream is ordered behind the last one by an event.
     CUDA graphs that hold calls must not be replayed concurrently; the host does not see it.
@@ -77,6 +84,7 @@ class Communicator:
         warmup_timeout: float = 600.0,
         transport: str = "auto",
         algorithm: str = "auto",
+        probe: bool | None = None,
     ) -> None:
         self._closed: str | None = "could not be set up"
         rendezvous = Rendezvous(group)
@@ -86,25 +94,32 @@ class Communicator:
         self._fallback = fallback
         self._turn = threading.Lock()
         self._memory = threading.Lock()  # so that close() does not unmap what stats() reads in another thread
-        wishes = Wishes(device, max_bytes, timeout, warmup_timeout, transport, algorithm, fallback is not None)
-        member = rendezvous.stage("checking the arguments", lambda: describe(wishes, self.rank, self.world_size))
+        wishes = Wishes(device, max_bytes, timeout, warmup_timeout, transport, algorithm, fallback is not None, probe)
+        with plain_errors():
+            member = rendezvous.stage("checking the arguments", lambda: describe(wishes, self.rank, self.world_size))
+            members, survey = agree(rendezvous, member)
+            self._transport, self._survey, self.verdict = build(rendezvous, members, survey, fallback)
         self.device = device_of(member)
         self.max_bytes = member.max_bytes
-        members, survey = agree(rendezvous, member)
         self._algorithm = algorithm
         self._plans: dict[tuple[int, torch.dtype], Plan | None] = {}
         self._left_to_fallback: set[tuple[int, torch.dtype]] = set()  # a subset of the plans
-        self._transport, self._survey = build(rendezvous, members, survey)
         self.cache_key = self._survey.table.key
-        self.tuned = self._survey.table.steps
+        self.tuned = self._survey.table.steps or steps(self.verdict.compared)
         if self.rank == 0:
-            logger.info("%s", self._survey.table.origin)
+            self._say_how()
         self.transport = self._transport.name
         self.memory_bytes = self._transport.memory_bytes
         self._finalizer = weakref.finalize(self, _let_go, self._transport)
         self._key = ops.register(self)
         self._closed = None
         _open.add(self)
+
+    def _say_how(self) -> None:
+        level = logging.WARNING if self.verdict.findings or self.verdict.transport == "fallback" else logging.INFO
+        logger.log(level, "%s", self.verdict.line)
+        if self.verdict.transport != "fallback":
+            logger.info("%s", self._survey.table.origin)
 
     def why_not(self, x: torch.Tensor) -> str | None:
         """Why x is not served by this communicator itself, with the value and the limit; None when it is."""
@@ -134,17 +149,7 @@ class Communicator:
     def _plan(self, x: torch.Tensor) -> Plan | None:
         key = (x.nbytes, x.dtype)
         if key not in self._plans:
-            self._plans[key] = choose(
-                self.world_size,
-                x.nbytes,
-                x.element_size(),
-                self._survey.islands is not None,
-                self._survey.figures,
-                self._transport.area_packs,
-                self._transport.max_blocks,
-                self._algorithm,
-                self.tuned,
-            )
+            self._plans[key] = plan_call(self._transport, self._survey, self.world_size, x, self._algorithm, self.tuned)
             step = step_for(self.tuned, x.nbytes, x.element_size()) if self._algorithm == "auto" else None
             if self._fallback is not None and step is not None and step.fallback:
                 self._left_to_fallback.add(key)
@@ -163,6 +168,8 @@ class Communicator:
             return ValueError(f"the tensor is not contiguous: shape {tuple(x.shape)}, strides {x.stride()}")
         if x.nbytes > self.max_bytes:
             return ValueError(f"the tensor has {x.nbytes} bytes; this communicator's max_bytes is {self.max_bytes}")
+        if self.transport == "fallback":
+            return ValueError(f"the fallback serves everything, because {self.verdict.reason}")
         if x.numel() > 0 and self._plan(x) is None:
             return ValueError(
                 f"algorithm {self._algorithm!r} does not serve {x.nbytes} bytes of {x.dtype} in this mailbox"

@@ -12,7 +12,9 @@ import torch
 
 from . import _C, cache, nvml, plan, presets, topology
 from .errors import SetupError
-from .rendezvous import Member, Rendezvous, disagreement
+from .probe import Measurements, kept
+from .probe.experiments import fill
+from .rendezvous import Member, Refused, Rendezvous, disagreement
 from .transport import SWITCHED_OFF, CpuTransport, GpuTransport, Transport, why_no_p2p
 
 logger = logging.getLogger("pcie_allreduce")
@@ -22,6 +24,7 @@ GREETING_DEADLINE = 5.0
 STAGED_UNASKED = 2  # ranks up to which "auto" may take host memory: what has passed its tests on GPUs
 LONGEST_TIMEOUT = 86400.0
 CLOSE_PATIENCE = 5.0
+PROBE = "PCIE_ALLREDUCE_PROBE"
 ALGORITHMS = ("auto", "one_shot", "two_shot", "island")
 
 
@@ -36,6 +39,18 @@ class Wishes:
     transport: str
     algorithm: str
     fallback: bool
+    probe: bool | None
+
+
+@dataclass(frozen=True)
+class Probing:
+    """Whether and how the machine is probed, as rank 0 has it. `why_not`: a clause; None where it is probed."""
+
+    why_not: str | None
+    key: cache.Key
+    known: Measurements | None = None
+    origin: str = ""
+    islands_free: bool = True  # nobody has named them
 
 
 @dataclass(frozen=True)
@@ -57,6 +72,7 @@ class Survey:
     figures: plan.LinkFigures
     table: Table
     staged_table: Table
+    probing: Probing
 
     def staged(self) -> Survey:
         """The same machine, its ranks meeting in host memory."""
@@ -99,6 +115,7 @@ def describe(wishes: Wishes, rank: int, world_size: int) -> Member:
         transport=wishes.transport,
         algorithm=wishes.algorithm,
         fallback=wishes.fallback,
+        probe=wishes.probe,
         timeout=timeout,
         warmup_timeout=warmup_timeout,
     )
@@ -122,29 +139,33 @@ def agree(rendezvous: Rendezvous, member: Member) -> tuple[list[Member], Survey]
 
 
 def build(rendezvous: Rendezvous, members: list[Member], survey: Survey) -> tuple[Transport, Survey]:
-    """Mailboxes of all ranks, mapped by all ranks and seen to work, or SetupError on all of them.
+    """Mailboxes of all ranks, mapped by all ranks and seen to work, or Refused on all of them.
 
     Where "auto" finds that GPUs cannot write to each other, they meet in host memory; all ranks see the same verdicts.
     """
     me = members[rendezvous.rank]
     if me.transport == "host":
-        return _make(rendezvous, members, survey.staged(), me.area_packs), survey.staged()
+        return make(rendezvous, members, survey.staged()), survey.staged()
     try:
-        if me.device == "cuda":
-            rendezvous.stage("checking P2P", lambda: _require_p2p(device_of(me), members))
-        return _make(rendezvous, members, survey, me.area_packs), survey
-    except SetupError as error:
+        _check_p2p(rendezvous, members)
+        return make(rendezvous, members, survey), survey
+    except Refused as error:
         if me.device != "cuda" or me.transport != "auto" or me.algorithm == "island":
             raise
         asked = SWITCHED_OFF in str(error)  # the sentence is the same on all ranks, the environment may not be
         if rendezvous.world_size > STAGED_UNASKED and not asked:
-            raise SetupError(
+            raise Refused(
                 f"{error}. transport='host' serves such GPUs; with more than {STAGED_UNASKED} ranks it has to be asked "
                 "for, since it has not passed all its tests there yet"
             ) from error
         logger.warning("the GPUs meet in host memory, because %s", error)
-    area_packs = plan.area_packs_for(rendezvous.world_size, me.max_bytes, me.algorithm, staged=True)
-    return _make(rendezvous, members, survey.staged(), area_packs), survey.staged()
+    return make(rendezvous, members, survey.staged()), survey.staged()
+
+
+def _check_p2p(rendezvous: Rendezvous, members: list[Member]) -> None:
+    me = members[rendezvous.rank]
+    if me.device == "cuda":
+        rendezvous.stage("checking P2P", lambda: _require_p2p(device_of(me), members))
 
 
 def _require_p2p(device: torch.device, members: list[Member]) -> None:
@@ -153,13 +174,26 @@ def _require_p2p(device: torch.device, members: list[Member]) -> None:
         raise SetupError(reason)
 
 
-def _make(rendezvous: Rendezvous, members: list[Member], survey: Survey, area_packs: int) -> Transport:
+def make(
+    rendezvous: Rendezvous, members: list[Member], survey: Survey, *, staged: bool = False, scratch: bool = False
+) -> Transport:
+    """The mailboxes that the survey asks for; Refused on all ranks where one fails. `scratch`: for experiments alone,
+    in host memory if `staged`."""
     me = members[rendezvous.rank]
     device = device_of(me)
-    staged = survey.figures.staged
+    staged = staged or survey.figures.staged
+    if scratch and not staged:
+        _check_p2p(rendezvous, members)
+    area_packs = _C.PROBE_AREA_PACKS
+    if not scratch:
+        area_packs = plan.area_packs_for(rendezvous.world_size, me.max_bytes, me.algorithm, staged)
     needed = _C.slab_bytes(area_packs, staged)
     where = "host memory" if staged else str(device)
-    logger.info("rank %d takes %.2f MB of %s for its mailbox", rendezvous.rank, needed / 1e6, where)
+    purpose = "experiments" if scratch else "its mailbox"
+    logger.log(
+        logging.DEBUG if scratch else logging.INFO,
+        "rank %d takes %.2f MB of %s for %s", rendezvous.rank, needed / 1e6, where, purpose,
+    )  # fmt: skip
     sizes = (rendezvous.rank, rendezvous.world_size, area_packs, me.timeout, me.warmup_timeout, staged)
     transport: Transport | None = None
 
@@ -170,6 +204,8 @@ def _make(rendezvous: Rendezvous, members: list[Member], survey: Survey, area_pa
             transport.share_gpu(sum(member.device_id == me.device_id for member in members))
         if survey.islands is not None:
             transport.set_islands(survey.islands[0])
+        if scratch:
+            fill(transport)
         return transport
 
     try:
@@ -177,10 +213,11 @@ def _make(rendezvous: Rendezvous, members: list[Member], survey: Survey, area_pa
         handles = rendezvous.gather(rendezvous.stage("exporting the mailbox", built.handle))
         rendezvous.stage("mapping the peers' mailboxes", lambda: built.open(handles))
         built.forget_names()
-        rendezvous.stage(
-            "the first exchange with the peers",
-            lambda: built.greet(rendezvous.rank, rendezvous.world_size, GREETING_DEADLINE),
-        )
+        if not scratch:
+            rendezvous.stage(
+                "the first exchange with the peers",
+                lambda: built.greet(rendezvous.rank, rendezvous.world_size, GREETING_DEADLINE),
+            )
     except BaseException:
         if transport is not None:
             transport.close(CLOSE_PATIENCE)
@@ -221,11 +258,30 @@ def _survey(members: list[Member]) -> Survey:
     override = os.environ.get("PCIE_ALLREDUCE_ISLANDS")
     decision = topology.decide_islands(snapshot, override)
     figures = presets.preset_for(snapshot, decision.islands is not None).figures
-    tables = []
-    for transport in (_transport_for(device_of(members[0])), "host"):
-        key = cache.key_for(snapshot, transport, override, members[0].version, members[0].layout)
-        tables.append(_table(key, members[0].algorithm))
-    return Survey(snapshot, decision.islands, decision.reason, figures, *tables)
+    me = members[0]
+    own, staged = (
+        _table(cache.key_for(snapshot, transport, override, me.version, me.layout), me.algorithm)
+        for transport in (_transport_for(device_of(me)), "host")
+    )
+    probing = _probing(me, kept.key_for(snapshot, override, me.version, me.layout))
+    return Survey(snapshot, decision.islands, decision.reason, figures, own, staged, probing)
+
+
+def _probing(me: Member, key: cache.Key) -> Probing:
+    """GPUs are probed unless something says no, CPU ranks only if something says yes."""
+    wanted = os.environ.get(PROBE, "")
+    if wanted not in ("", "0", "1", "new"):
+        raise ValueError(
+            f"{PROBE} is {wanted!r}; 0 (never), 1 (CPU ranks, too) and 'new' (whatever was kept) are known"
+        )
+    if me.transport != "auto":
+        return Probing(f"transport {me.transport!r} was asked for", key)
+    if me.probe is False or (me.probe is None and wanted == "0"):
+        return Probing("probe=False" if me.probe is False else f"{PROBE} is 0", key)
+    if me.probe is None and not wanted and me.device == "cpu":
+        return Probing("CPU ranks are only when asked", key)
+    known, origin = (None, "") if wanted == "new" else kept.load(key)
+    return Probing(None, key, known, origin, islands_free=key.islands is None)
 
 
 def _table(key: cache.Key, algorithm: str) -> Table:

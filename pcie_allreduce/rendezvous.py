@@ -6,15 +6,36 @@ another has failed to provide, and all raise the same sentence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
 from .errors import SetupError
 
+if TYPE_CHECKING:
+    from .probe import Verdict
+
 T = TypeVar("T")
+
+
+class Refused(SetupError):
+    """All ranks have agreed that it cannot be: they are still in step, and may go on to something else."""
+
+    def __init__(self, reason: str, verdict: Verdict | None = None) -> None:
+        super().__init__(reason)
+        self.verdict = verdict
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Callers see a SetupError, and not what of it matters in here alone."""
+    try:
+        yield
+    except Refused as refusal:
+        raise SetupError(str(refusal)) from refusal.__cause__
 
 
 @dataclass(frozen=True)
@@ -33,6 +54,7 @@ class Member:
     transport: str
     algorithm: str
     fallback: bool  # whether there is one
+    probe: bool | None
     timeout: float
     warmup_timeout: float
 
@@ -48,6 +70,7 @@ _AGREED = {
     "transport": "transports",
     "algorithm": "algorithms",
     "fallback": "fallback groups",
+    "probe": "wishes to probe",
     "timeout": "timeouts",
     "warmup_timeout": "warm-up timeouts",
 }
@@ -86,7 +109,7 @@ class Rendezvous:
         return values
 
     def stage(self, name: str, work: Callable[[], T]) -> T:
-        """Runs `work` on every rank and returns its value once all have succeeded; else all raise SetupError."""
+        """Runs `work` on every rank and returns its value once all have succeeded; else all raise Refused."""
         result: T | None = None
         reason: str | None = None
         try:
@@ -97,7 +120,7 @@ class Rendezvous:
         failed = [(rank, why) for rank, why in enumerate(reasons) if why is not None]
         if failed:
             told = "; ".join(f"rank {rank}: {why}" for rank, why in _by_reason(failed))
-            raise SetupError(f"{name} failed: {told}")
+            raise Refused(f"{name} failed: {told}")
         return result  # type: ignore[return-value]  # every rank succeeded, so this one did
 
 

@@ -53,6 +53,11 @@ class Transport(ABC):
     def forget_names(self) -> None:
         self._channel.forget_names()
 
+    def measure(self, experiment: Sequence[int], deadline: float) -> list[tuple[int, ...]]:
+        """The results of an experiment of csrc/protocol/probe.h, given by its words."""
+        results: list[tuple[int, ...]] = self._channel.measure(experiment, deadline)
+        return results
+
     def fault(self) -> dict[str, Any] | None:
         fault: dict[str, Any] | None = self._channel.fault()
         return fault
@@ -147,6 +152,28 @@ class GpuTransport(Transport):
     def close(self, patience: float) -> bool:
         freed: bool = self._channel.close(patience)
         return freed
+
+
+class FallbackTransport(Transport):
+    """No mailboxes: a communicator whose construction was refused, and whose fallback serves everything."""
+
+    name = "fallback"
+    max_blocks = area_packs = memory_bytes = 0
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+
+    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
+        raise RuntimeError("there are no mailboxes")
+
+    def fault(self) -> None:
+        return None
+
+    def waits(self) -> list[tuple[int, float, float]]:
+        return [(0, 0.0, 0.0)] * self._world_size
+
+    def close(self, patience: float) -> bool:
+        return True
 
 
 def why_no_p2p(device: torch.device, members: Sequence[Member]) -> str | None:

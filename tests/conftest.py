@@ -16,6 +16,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 os.environ["PCIE_ALLREDUCE_TUNED"] = "0"  # what was tuned on this machine must not decide what a test sees
+os.environ["PCIE_ALLREDUCE_PROBE"] = "0"  # nor what was probed, and hundreds of communicators need no probe each
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -54,6 +54,10 @@ class Wire:
         self.handle = self._decoy.handle()
         self._near = _words(self.handle)
         self._abort = ABORT_WORDS + source
+        self._end = len(self._near)  # of what is carried
+        if area_packs == _C.PROBE_AREA_PACKS:  # what its reader offers for reading lies beyond
+            self._end = CONTROL_WORDS + 1024 + 4 * _C.PROBE_OUTBOX[0]
+            self._near[self._end :] = self._far[self._end :]
         self._bad = [each for each in bad if (each.source, each.reader) == (source, reader)]
         self._carried = 0
         self._carried_at = -TOGETHER
@@ -64,13 +68,13 @@ class Wire:
         self._decoy.forget_names()
 
     def holds(self) -> bool:
-        return bool((self._near[CONTROL_WORDS:] != EMPTY).any()) or bool(self._late)
+        return bool((self._near[CONTROL_WORDS : self._end] != EMPTY).any()) or bool(self._late)
 
     def busy(self) -> bool:
         return self.holds() or time.monotonic() - self._carried_at < TOGETHER
 
     def carry(self, wires: Sequence[Wire]) -> None:
-        places = np.flatnonzero(self._near[CONTROL_WORDS:] != EMPTY) + CONTROL_WORDS
+        places = np.flatnonzero(self._near[CONTROL_WORDS : self._end] != EMPTY) + CONTROL_WORDS
         words = self._near[places]
         self._near[places] = EMPTY
         if self._near[self._abort] != 0:
@@ -100,12 +104,18 @@ class Wire:
 
 @contextlib.contextmanager
 def wires(me: Rank, *bad: Bad) -> Iterator[None]:
-    """Inside, the communicators that this rank makes send over wires, and receive what the others' wires bring."""
+    """Inside, the communicators that this rank makes send over wires, and receive what the others' wires bring.
+
+    What they read from each other is not changed: loads that are answered with other bytes are not known of.
+    """
     real = CpuTransport.open
     laid: list[Wire] = []
     ended = threading.Event()
 
     def open_by_wire(transport: CpuTransport, handles: Sequence[bytes]) -> None:
+        if transport.name == "host":  # no wire lies between a rank and the host's memory
+            real(transport, handles)
+            return
         mine = {r: Wire(me.rank, r, me.world, handle, bad) for r, handle in enumerate(handles) if r != me.rank}
         real(transport, [mine[r].handle if r in mine else handle for r, handle in enumerate(handles)])
         for wire in mine.values():

@@ -18,6 +18,17 @@ bool captures(cudaStream_t stream) {
   return status == cudaStreamCaptureStatusActive;
 }
 
+// On a stream of its own, and waits for it.
+template <class Start>
+void run_to_end(Start&& start, const std::string& what) {
+  cudaStream_t stream = nullptr;
+  require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+  cudaError_t error = start(stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+  require(error, what);
+}
+
 }  // namespace
 
 GpuChannel::GpuChannel(int device, Word rank, Word world, Word area_packs, double timeout, double warmup_timeout,
@@ -72,13 +83,23 @@ std::vector<Word> GpuChannel::exchange(double timeout) {
   Channel greeting = channel_;
   greeting.timeout_ns = greeting.warmup_timeout_ns = nanoseconds(timeout);
   Word* verdict = reinterpret_cast<Word*>(static_cast<char*>(host_.data()) + kVerdictOffset);
-  cudaStream_t stream = nullptr;
-  require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
-  cudaError_t error = launch_exchange(greeting, verdict, stream);
-  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
-  cudaStreamDestroy(stream);
-  require(error, "exchanging greetings with the peers");
+  run_to_end([&](cudaStream_t stream) { return launch_exchange(greeting, verdict, stream); },
+             "exchanging greetings with the peers");
   return {verdict, verdict + kMaxWorld * kGreetingPacks};
+}
+
+std::vector<Result> GpuChannel::measure(const Experiment& experiment, double timeout) {
+  require_scratch(experiment, channel_.area_packs);
+  const DeviceScope scope(device_);
+  constexpr std::size_t kBytes = kProbeResults * sizeof(Result);
+  if (results_ == nullptr) results_ = std::make_unique<MappedMemory>(device_, kBytes);
+  std::memset(results_->data(), 0, kBytes);
+  Channel probed = channel_;
+  probed.timeout_ns = probed.warmup_timeout_ns = nanoseconds(timeout);
+  Result* results = static_cast<Result*>(results_->data());
+  run_to_end([&](cudaStream_t stream) { return launch_experiment(probed, experiment, results, stream); },
+             "measuring with the peers");
+  return {results, results + kProbeResults};
 }
 
 void GpuChannel::order_behind_last_stream(cudaStream_t stream) {
@@ -125,13 +146,11 @@ std::vector<PeerWait> GpuChannel::waits() const {
   if (closed_) return std::vector<PeerWait>(channel_.world);  // a finalizer may have closed it already
   const DeviceScope scope(device_);
   std::vector<PeerWait> waited(channel_.world);
-  cudaStream_t stream = nullptr;
-  require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
-  cudaError_t error = cudaMemcpyAsync(waited.data(), channel_.state->waited, waited.size() * sizeof(PeerWait),
-                                      cudaMemcpyDeviceToHost, stream);
-  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
-  cudaStreamDestroy(stream);
-  require(error, "reading how long peers were waited for");
+  const auto copy = [&](cudaStream_t stream) {
+    return cudaMemcpyAsync(waited.data(), channel_.state->waited, waited.size() * sizeof(PeerWait),
+                           cudaMemcpyDeviceToHost, stream);
+  };
+  run_to_end(copy, "reading how long peers were waited for");
   return waited;
 }
 

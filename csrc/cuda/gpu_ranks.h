@@ -22,6 +22,8 @@ class GpuChannel {
   void forget_names() { slabs_->forget_names(); }
   void set_islands(Word first) { channel_.islands = islands_of(first, channel_.world, channel_.rank); }
   std::vector<Word> exchange(double timeout);  // Greeting of kMaxWorld x kGreetingPacks; waits for the GPU
+  // Before the first call. kPing goes with any channel, the others with one of kProbeAreaPacks that makes no calls.
+  std::vector<Result> measure(const Experiment& experiment, double timeout);
   // True: an earlier call has failed, and nothing was launched.
   bool all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype, unsigned blocks,
                   unsigned threads, cudaStream_t stream);
@@ -38,8 +40,9 @@ class GpuChannel {
 
   int device_;
   std::unique_ptr<Slabs> slabs_;
-  std::unique_ptr<DeviceMemory> state_;  // of a staged channel: what this rank keeps from call to call
-  MappedMemory host_;                    // the fault record, then the greetings' verdict
+  std::unique_ptr<DeviceMemory> state_;    // of a staged channel: what this rank keeps from call to call
+  MappedMemory host_;                      // the fault record, then the greetings' verdict
+  std::unique_ptr<MappedMemory> results_;  // of experiments
   Channel channel_{};
   cudaEvent_t last_call_ = nullptr;
   cudaStream_t last_stream_ = nullptr;

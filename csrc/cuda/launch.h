@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "protocol/dispatch.h"
+#include "protocol/probe.h"
 
 namespace pcie_allreduce::cuda {
 
@@ -50,6 +51,10 @@ cudaError_t blocks_per_multiprocessor(Word world, unsigned threads, bool staged,
 
 // verdict: kMaxWorld * kGreetingPacks words of mapped host memory.
 cudaError_t launch_exchange(const Channel& channel, Word* verdict, cudaStream_t stream);
+
+// results: kProbeResults of them in mapped host memory.
+cudaError_t launch_experiment(const Channel& channel, const Experiment& experiment, Result* results,
+                              cudaStream_t stream);
 
 // The benchmark's floor: one kernel that copies the payload, 16 bytes a thread.
 cudaError_t launch_copy_packs(void* to, const void* from, Word packs, cudaStream_t stream);

@@ -53,6 +53,15 @@ std::vector<Word> CpuChannel::exchange(double timeout) {
   return verdict;
 }
 
+std::vector<Result> CpuChannel::measure(const Experiment& experiment, double timeout) {
+  require_scratch(experiment, channel_.area_packs);
+  Channel probed = channel_;
+  probed.timeout_ns = probed.warmup_timeout_ns = nanoseconds(timeout);
+  std::vector<Result> results(kProbeResults, Result{});
+  run_experiment(probed, experiment, results.data(), crowded_, *this);
+  return results;
+}
+
 bool CpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype) {
   if (own_.data() == nullptr) throw std::runtime_error("the channel is closed");
   const Request request{in, out, bytes, signature_kind(algorithm, dtype), false};

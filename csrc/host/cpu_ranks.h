@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "host/cpu_lanes.h"
+#include "host/cpu_probe.h"
 #include "host/shared_memory.h"
 
 namespace pcie_allreduce::host {
@@ -27,6 +28,8 @@ class CpuChannel : private Watch {
   void forget_names() { own_.unlink(); }
   void set_islands(Word first) { channel_.islands = islands_of(first, channel_.world, channel_.rank); }
   std::vector<Word> exchange(double timeout);  // Greeting of kMaxWorld x kGreetingPacks
+  // Before the first call. kPing goes with any channel, the others with one of kProbeAreaPacks that makes no calls.
+  std::vector<Result> measure(const Experiment& experiment, double timeout);
   bool all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype);  // true: it failed
   const FaultRecord* fault() const;
   std::vector<PeerWait> waits() const;  // one a rank

@@ -12,6 +12,7 @@ COMMANDS = {
     "info": "what is installed, which GPUs are here, and why anything is missing",
     "doctor": "what is wrong with this machine, how one sees it, and what to do",
     "memory": "whether a server's memory will do, and which settings work",
+    "probe": "measure what goes over this machine's links, and say how ranks should meet",
     "bench": "measure all-reduces on this machine beside torch.distributed",
     "tune": "find the best algorithm and launch shape for this machine and keep them",
     "verify-cycle": "measure a whole verify pass, and what a faster all-reduce is worth in it",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..communicator import Communicator
-from ..errors import ClosedError, PcieAllReduceError
+from ..errors import ClosedError, PcieAllReduceError, SetupError
 from ..transport import DTYPE_CODES
 from ..watcher import Watcher
 
@@ -79,6 +79,9 @@ class EngineAllReduce:
             warmup_timeout=settings.warmup_timeout,
             algorithm="two_shot" if every_size else "auto",  # "auto" may sum in another order for another size
         )
+        if self._comm.transport == "fallback":  # nothing of ours is served: the engine does that better by itself
+            self._comm.close()
+            raise SetupError(self._comm.verdict.reason)
         self._watcher = Watcher(self._look, None, INTERVAL, abort=False)
         atexit.register(_close, weakref.ref(self))
 

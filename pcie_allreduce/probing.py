@@ -1,0 +1,173 @@
+"""How ranks meet: by the verdict of the start-up probe, as it was kept or measured anew; else as they were told.
+
+With a fallback a construction that is refused by all ranks gives a communicator that serves by it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from . import _C, cache, construction, plan
+from .construction import CLOSE_PATIENCE, STAGED_UNASKED, Survey, device_of
+from .probe import Measurements, Verdict, compare, decision, examine, kept
+from .rendezvous import Member, Refused, Rendezvous
+from .transport import SWITCHED_OFF, FallbackTransport, Transport
+
+MEASURED = "measured now"
+logger = logging.getLogger("pcie_allreduce")
+
+
+def build(
+    rendezvous: Rendezvous, members: list[Member], survey: Survey, fallback: Any
+) -> tuple[Transport, Survey, Verdict]:
+    """Mailboxes of all ranks, mapped by all ranks and seen to work, and why they lie where they lie.
+
+    Refused, on all of them, where there is none that works and no fallback.
+    """
+    try:
+        if survey.probing.why_not is None:
+            return _probed(rendezvous, members, survey, fallback)
+        transport, survey = construction.build(rendezvous, members, survey)
+        return transport, survey, Verdict(transport.name, f"not probed: {survey.probing.why_not}")
+    except Refused as refusal:
+        if fallback is None:
+            raise
+        verdict = refusal.verdict or Verdict("fallback", str(refusal))
+        return FallbackTransport(rendezvous.world_size), survey, verdict
+
+
+def _probed(
+    rendezvous: Rendezvous, members: list[Member], survey: Survey, fallback: Any
+) -> tuple[Transport, Survey, Verdict]:
+    """By the verdict that was kept, where a short look agrees with it; else by a new one."""
+    probing = survey.probing
+    if probing.known is not None:
+        verdict = _decided(members, probing.known, probing.origin)
+        try:
+            return _by_verdict(rendezvous, members, survey, fallback, verdict)
+        except Refused as error:
+            if rendezvous.rank == 0:
+                logger.info("the machine is measured anew: %s", error)
+    measured = examine.examine(
+        rendezvous,
+        _site(members),
+        lambda staged: construction.make(rendezvous, members, survey, staged=staged, scratch=True),
+    )
+    return _by_verdict(rendezvous, members, survey, fallback, _decided(members, measured, MEASURED))
+
+
+def judge(rendezvous: Rendezvous, members: list[Member], survey: Survey, fallback: Any) -> Verdict:
+    """The verdict alone, measured anew and kept; nothing of it lives on."""
+    fresh = replace(survey, probing=replace(survey.probing, known=None))
+    try:
+        transport, _, verdict = _probed(rendezvous, members, fresh, fallback)
+    except Refused as refusal:
+        if refusal.verdict is None:
+            raise
+        return refusal.verdict
+    transport.close(CLOSE_PATIENCE)
+    return verdict
+
+
+def _decided(members: list[Member], measured: Measurements, origin: str) -> Verdict:
+    """On all ranks alike. Host memory that P2P=0 asks for needs no other asking; islands have no place there."""
+    me = members[0]
+    staged_up_to = STAGED_UNASKED
+    if SWITCHED_OFF in (measured.direct.problem or ""):
+        staged_up_to = _C.MAX_WORLD
+    if me.algorithm == "island":
+        staged_up_to = 0
+    options = decision.Options(me.fallback, pull=False, staged_up_to=staged_up_to)
+    return replace(decision.decide(measured, options), origin=origin)
+
+
+def _by_verdict(
+    rendezvous: Rendezvous, members: list[Member], survey: Survey, fallback: Any, verdict: Verdict
+) -> tuple[Transport, Survey, Verdict]:
+    """The mailboxes that the verdict names; it is kept with what the comparison with the fallback adds."""
+    me, measured = members[rendezvous.rank], verdict.measured
+    assert measured is not None
+    if verdict.transport == "fallback":
+        _keep(rendezvous, survey, measured)
+        raise Refused(verdict.reason, verdict)
+    if verdict.islands is not None and survey.probing.islands_free:
+        survey = replace(survey, islands=verdict.islands, reason="they are nearer inside than across, as was measured")
+    if verdict.transport == "host":
+        survey = survey.staged()
+    transport = construction.make(rendezvous, members, survey)
+    try:
+        stale = None if verdict.origin == MEASURED else examine.why_stale(rendezvous, transport, measured)
+        if stale is not None:
+            raise Refused(stale)
+        if fallback is not None and me.algorithm == "auto" and not survey.table.steps:
+            measured = _compared(rendezvous, members, survey, fallback, measured)
+    except BaseException:
+        transport.close(CLOSE_PATIENCE)
+        raise
+    if measured != survey.probing.known:
+        _keep(rendezvous, survey, measured)
+    return transport, survey, replace(verdict, measured=measured)
+
+
+def _compared(
+    rendezvous: Rendezvous, members: list[Member], survey: Survey, fallback: Any, measured: Measurements
+) -> Measurements:
+    """Over mailboxes of its own, unless it was done before with the same fallback."""
+    me = members[rendezvous.rank]
+    device = device_of(me)
+    name = rendezvous.gather(compare.name_of(fallback, device))[0]
+    if measured.compared and measured.fallback == name:
+        return measured
+    transport = construction.make(rendezvous, members, survey)
+    sizes = compare.sizes_for(me.max_bytes)
+
+    def ours(x: torch.Tensor, out: torch.Tensor) -> None:
+        chosen = plan_call(transport, survey, rendezvous.world_size, x, "auto", ())
+        assert chosen is not None  # "auto" serves all sizes up to max_bytes
+        if transport.all_reduce(x, out, chosen):
+            raise RuntimeError(f"a call failed while it was timed: {transport.fault()}")
+
+    try:
+        own = rendezvous.stage("comparing with the fallback", lambda: compare.times(device, fallback, ours, sizes))
+    except Refused as error:
+        if rendezvous.rank == 0:
+            logger.warning("not compared: %s", error)
+        return measured
+    finally:
+        transport.close(CLOSE_PATIENCE)
+    return replace(measured, fallback=name, compared=compare.slowest(sizes, rendezvous.gather(own)))
+
+
+def plan_call(
+    transport: Transport, survey: Survey, world: int, x: torch.Tensor, algorithm: str, tuned: plan.Tuned
+) -> plan.Plan | None:
+    """What serves x (at least one element) over these mailboxes."""
+    return plan.choose(
+        world,
+        x.nbytes,
+        x.element_size(),
+        survey.islands is not None,
+        survey.figures,
+        transport.area_packs,
+        transport.max_blocks,
+        algorithm,
+        tuned,
+    )
+
+
+def _keep(rendezvous: Rendezvous, survey: Survey, measured: Measurements) -> None:
+    if rendezvous.rank == 0 and kept.save(survey.probing.key, measured) is None:
+        logger.info("what was measured cannot be kept in %s: the next start measures again", cache.folder())
+
+
+def _site(members: list[Member]) -> examine.Site:
+    device = members[0].device
+    if device == "cpu":
+        return examine.Site("cpu", "cpu", max(1.0, len(members) / len(os.sched_getaffinity(0))))
+    gpus = [member.device_id for member in members]
+    return examine.Site("cuda", "peer", max(map(gpus.count, gpus)))
