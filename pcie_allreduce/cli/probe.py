@@ -25,6 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--ranks", type=parse_count, metavar="N", help="rank processes; default: one for each GPU, or 2 CPU ranks")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: GPUs where there are some")
     add("--json", metavar="FILE", help="write environment, measurements and verdict to FILE")
+    add("--plot", metavar="FILE", help="draw latencies and rates of every pair to FILE (.png, .svg, .pdf)")
     add("--debug", action="store_true", help="show the traceback of a rank that failed")
 
 
@@ -32,4 +33,4 @@ def run(args: argparse.Namespace) -> int:
     from pcie_allreduce.bench.settings import Request
     from pcie_allreduce.probe.run import main
 
-    return main(Request(ranks=args.ranks, device=args.device), args.json, debug=args.debug)
+    return main(Request(ranks=args.ranks, device=args.device), args.json, debug=args.debug, plot_path=args.plot)

@@ -9,8 +9,8 @@ from pathlib import Path
 from pcie_allreduce.cli.bench import parse_count
 
 EPILOG = """
-Runs doctor, bench and verify-cycle, minutes in all, and puts what they print, draw and write into DIR and into one
-page, DIR/report.html. What is in DIR already (NAME.txt) is not run again. Nothing of it names the host or the network.
+Runs doctor, probe, bench and verify-cycle, minutes in all, and puts what they print, draw and write into DIR and into
+one page, DIR/report.html. What is in DIR already (NAME.txt) is not run again. Nothing of it names host or network.
 Exit code: 0 the page is written, whatever it says; 2 it cannot be, 130 interrupted.
 """
 

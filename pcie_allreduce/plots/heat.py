@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pcie_allreduce.plots.canvas import GREY, new_figure, save
 
@@ -23,13 +24,48 @@ class Map:
     less: bool = True
 
 
-def draw_heat(maps: Sequence[Map], path: str, title: str, remarks: Sequence[str] = ()) -> None:
-    ranks = max(len(each.values) for each in maps)
-    side = max(3.4, 0.55 * ranks + 1.4)
-    figure = new_figure((side + 0.6) * len(maps), side, title, remarks)
-    axes = figure.subplots(1, len(maps), squeeze=False)[0]
-    for each, axis in zip(maps, axes, strict=True):
-        _draw(figure, axis, each)
+WAYS = (("direct", "peers' memory"), ("host", "host's memory"))
+FIGURES = (
+    ("latency_us", "one way through the {}", "us", True),
+    ("push_gbps", "stores to the {}, alone", "GB/s", False),
+    ("pull_gbps", "loads from the {}, alone", "GB/s", False),
+)
+
+
+def probe_maps(measured: Mapping[str, Any]) -> list[list[Map]]:
+    """Of `pcie-allreduce probe --json`: a line of maps for each way that was measured. Pure."""
+    lines = []
+    for way, where in WAYS:
+        traffic = measured[way] or {}
+        line = [
+            Map(title.format(where), unit, traffic[name], less)
+            for name, title, unit, less in FIGURES
+            if traffic.get(name)
+        ]
+        lines += [line] if line else []
+    return lines
+
+
+def draw_probe(document: Mapping[str, Any], path: str) -> bool:
+    """False, and no file, where nothing could be measured."""
+    lines = probe_maps(document["verdict"]["measured"] or dict.fromkeys(dict(WAYS)))
+    if lines:
+        remarks = textwrap.wrap(document["verdict"]["line"], 150)
+        draw_heat(lines, path, document["environment"]["label"], remarks)
+    return bool(lines)
+
+
+def draw_heat(lines: Sequence[Sequence[Map]], path: str, title: str, remarks: Sequence[str] = ()) -> None:
+    ranks = max(len(each.values) for line in lines for each in line)
+    side = max(3.2, 0.5 * ranks + 1.4)
+    columns = max(map(len, lines))
+    figure = new_figure((side + 0.6) * columns, side * len(lines), title, remarks)
+    axes = figure.subplots(len(lines), columns, squeeze=False)
+    for line, row in zip(lines, axes, strict=True):
+        for each, axis in zip(line, row, strict=False):
+            _draw(figure, axis, each)
+        for axis in row[len(line) :]:
+            axis.set_axis_off()
     save(figure, path)
 
 

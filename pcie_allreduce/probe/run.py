@@ -21,6 +21,8 @@ from pcie_allreduce.bench.ranks import RanksFailed, run_pass
 from pcie_allreduce.bench.run import CANNOT_RUN, FAILED, INTERRUPTED, OK, check_writable
 from pcie_allreduce.bench.settings import CannotRun, Request, Settings, settle
 from pcie_allreduce.construction import Wishes, agree, describe
+from pcie_allreduce.plots.canvas import check_plot
+from pcie_allreduce.plots.heat import draw_probe
 from pcie_allreduce.probe import told
 from pcie_allreduce.probe.decision import Verdict
 from pcie_allreduce.probing import judge
@@ -38,12 +40,14 @@ class Outcome:
     seconds: float = 0.0
 
 
-def main(request: Request, json_path: str | None, debug: bool = False) -> int:
+def main(request: Request, json_path: str | None, debug: bool = False, plot_path: str | None = None) -> int:
     """Exit codes: 0 the ranks can meet; 1 the fallback serves, or a rank failed; 2 what was asked cannot be run here.
     The verdict goes to stdout, everything else to stderr."""
     try:
         if json_path:
             check_writable(Path(json_path))
+        if plot_path:
+            check_plot(plot_path)
         here = environment.machine()
         settings = settle(request, here)
         outcome = _probe(settings, Outcome(environment.stamp(settings, here)))
@@ -61,6 +65,9 @@ def main(request: Request, json_path: str | None, debug: bool = False) -> int:
     if json_path:
         Path(json_path).write_text(json.dumps(document(outcome, verdict), indent=1) + "\n")
         print(f"written: {json_path}", file=sys.stderr)
+    if plot_path:
+        drawn = draw_probe(document(outcome, verdict), plot_path)
+        print(f"drawn: {plot_path}" if drawn else "not drawn: nothing could be measured", file=sys.stderr)
     for notice in (*settings.notices, f"probed in {outcome.seconds:.1f} s"):
         print(notice, file=sys.stderr)
     print(environment.label(settings))

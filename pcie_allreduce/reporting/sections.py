@@ -28,6 +28,7 @@ class Section:
 
 SECTIONS = (
     Section("doctor", "What kernel, driver and environment say", draws=False, ranks=False),
+    Section("probe", "What goes over the links, and how ranks should meet"),
     Section("bench", "All-reduces, timed and checked"),
     Section("verify-cycle", "What they are worth in a verify pass"),
 )

@@ -14,7 +14,7 @@ from pcie_allreduce.cli.main import main
 from pcie_allreduce.plots import canvas
 from pcie_allreduce.plots.bars import draw_passes
 from pcie_allreduce.plots.canvas import check_plot
-from pcie_allreduce.plots.heat import Map, draw_heat
+from pcie_allreduce.plots.heat import Map, draw_heat, draw_probe, probe_maps
 from pcie_allreduce.plots.latency import draw_bench
 from pcie_allreduce.topology import Snapshot
 
@@ -69,8 +69,34 @@ def test_passes_are_stacked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("values", [[[None, 1.0], [2.0, None]], [[None, None], [None, None]], [[0.0, 0.0], [0.0, 0.0]]])
 def test_maps_are_drawn_whatever_was_measured(values: list[list[float | None]], tmp_path: Path) -> None:
     maps = [Map("one way", "us", values), Map("stores", "GB/s", values, less=False)]
-    draw_heat(maps, str(tmp_path / "heat.png"), "between two ranks")
+    draw_heat([maps, maps[:1]], str(tmp_path / "heat.png"), "between two ranks")
     assert (tmp_path / "heat.png").read_bytes().startswith(HEAD)
+
+
+TRAFFIC = {"latency_us": [[None, 0.7], [0.7, None]], "push_gbps": [[None, 47.0], [48.0, None]], "pull_gbps": []}
+
+
+@pytest.mark.parametrize(
+    ("direct", "host", "titles"),
+    [
+        (TRAFFIC, None, [["one way through the peers' memory", "stores to the peers' memory, alone"]]),
+        (
+            {"problem": "no P2P"},
+            {**TRAFFIC, "push_gbps": []},
+            [["one way through the host's memory"]],
+        ),
+        ({"problem": "no P2P"}, None, []),
+    ],
+)
+def test_maps_are_of_what_the_probe_could_measure(
+    direct: dict[str, Any], host: dict[str, Any] | None, titles: list[list[str]], tmp_path: Path
+) -> None:
+    measured = {"direct": direct, "host": host}
+    assert [[each.title for each in line] for line in probe_maps(measured)] == titles
+    pytest.importorskip("matplotlib")
+    document = {"verdict": {"measured": measured, "line": "peer: all right " * 20}, "environment": {"label": "two"}}
+    assert draw_probe(document, str(tmp_path / "probe.svg")) is bool(titles)
+    assert (tmp_path / "probe.svg").exists() is bool(titles)
 
 
 @pytest.mark.usefixtures("_matplotlib")
@@ -79,6 +105,7 @@ def test_the_commands_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     few = ["--device", "cpu", "--repeats", "1"]
     words = {
         "model": ["--topology", "pcie5-4+4"],
+        "probe": few[:2],
         "bench": [*few, "--sizes", "1024,4096"],
         "tune": [*few, "--sizes", "1024,4096", "--dry-run"],
         "verify-cycle": [*few, "--layers", "1", "--hidden", "64", "--rows", "1,3"],
@@ -89,7 +116,7 @@ def test_the_commands_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert path.read_bytes().startswith(HEAD), command
 
 
-@pytest.mark.parametrize("command", ["model", "bench", "tune", "verify-cycle"])
+@pytest.mark.parametrize("command", ["model", "probe", "bench", "tune", "verify-cycle"])
 def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_measured(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
