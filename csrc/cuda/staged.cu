@@ -26,12 +26,14 @@ __global__ void __launch_bounds__(kMaxThreads + kStewards, 1)
 const void* staged_kernel(Algorithm algorithm, Dtype dtype, Word world, Share share) {
   return dispatch<Elements>(dtype, [&]<class Element>() {
     return dispatch_world<Element>(world, [&]<class, int kWorld>() {
-      // The link is the limit, not the code: a kernel for lanes of one pack would be one more.
-      return dispatch_share(share == Share::kOnePack ? Share::kPacks : share, [&]<Share kShare>() {
+      const auto kernel = [&]<Share kShare>() {
         return algorithm == Algorithm::kTwoShot
                    ? reinterpret_cast<const void*>(&run_staged_two_shot<Element, kWorld, kShare>)
                    : reinterpret_cast<const void*>(&run_staged_one_shot<Element, kWorld, kShare>);
-      });
+      };
+      // The link is the limit, not the code: a kernel for lanes of one pack would be one more.
+      return share == Share::kElements ? kernel.template operator()<Share::kElements>()
+                                       : kernel.template operator()<Share::kPacks>();
     });
   });
 }
