@@ -34,7 +34,7 @@ from pcie_allreduce.rendezvous import Rendezvous
 RATE_REPEATS = {"cuda": 32, "cpu": 4}
 LANE_REPEATS = 2000
 FENCED = (0, 1, 8, 32)  # packs stored before the fence
-TEAR_REPEATS, TEAR_ROUNDS = 400_000, 5
+TEAR_REPEATS, TEAR_ROUNDS = {"cuda": 400_000, "cpu": 4000}, 5
 DEADLINE = 60.0
 
 
@@ -50,7 +50,7 @@ def measure(seat: Seat, settings: Settings, jobs: Sequence[Job], tell: Tell) -> 
         "traffic": asdict(measuring.measure(rendezvous, experiments, RATE_REPEATS[settings.device])),
         "poll_ns": lane(rendezvous, experiments, Kind.POLL, 0),
         "fence_ns": {packs: lane(rendezvous, experiments, Kind.FENCE, packs) for packs in FENCED},
-        "torn": torn(rendezvous, experiments),
+        "torn": torn(rendezvous, experiments, TEAR_REPEATS[settings.device]),
     }
     rendezvous.gather(None)
     transport.close(construction.CLOSE_PATIENCE)
@@ -63,20 +63,19 @@ def lane(rendezvous: Rendezvous, experiments: Experiments, kind: Kind, packs: in
     """Nanoseconds on rank 0 alone, and the most on any rank while all do the same."""
     peer = (rendezvous.rank + 1) % rendezvous.world_size
     rendezvous.gather(None)
-    alone = experiments.once(kind, peer, packs, LANE_REPEATS) if rendezvous.rank == 0 else None
+    alone = experiments.once(kind, peer if rendezvous.rank == 0 else None, packs, LANE_REPEATS)
     rendezvous.gather(None)
     times = [ns for ns in rendezvous.gather(experiments.once(kind, peer, packs, LANE_REPEATS)) if ns is not None]
     return {"alone": alone, "together": max(times, default=None)}
 
 
-def torn(rendezvous: Rendezvous, experiments: Experiments) -> dict[str, int]:
+def torn(rendezvous: Rendezvous, experiments: Experiments, repeats: int) -> dict[str, int]:
     """Summed over lanes and rounds; `unfinished` lanes never saw the last pack."""
     counts = {"looks": 0, "changes": 0, "torn": 0, "unfinished": 0}
     for _ in range(TEAR_ROUNDS):
         rendezvous.gather(None)
-        results = []
-        if rendezvous.rank < 2:
-            results = experiments.tear(1 - rendezvous.rank, rendezvous.rank == 0, TEAR_REPEATS)
+        peer = 1 - rendezvous.rank if rendezvous.rank < 2 else None
+        results = experiments.tear(peer, rendezvous.rank == 0, repeats)
         for result in rendezvous.gather(results)[1]:
             counts["looks"] += result.expected
             counts["changes"] += result.got

@@ -104,13 +104,20 @@ class Experiments:
         changed = any(result.finding == _CHANGED for result in results)
         return None if rate is None else Pulled(rate, "were read changed" if changed else OK)
 
-    def once(self, kind: Kind, peer: int, packs: int, repeats: int) -> float | None:
-        """Nanoseconds of one of `repeats` looks (POLL), or stores of `packs` and a fence (FENCE), by one lane."""
+    def once(self, kind: Kind, peer: int | None, packs: int, repeats: int) -> float | None:
+        """Nanoseconds of one of `repeats` looks (POLL), or stores of `packs` and a fence (FENCE), by one lane. None of
+        an idle rank."""
+        if peer is None:
+            self._skip()
+            return None
         results = self._run(kind, to=_mask([peer]), packs=packs, repeats=repeats)
         return (results[0].ended - results[0].began) / repeats if results else None
 
-    def tear(self, peer: int, writes: bool, repeats: int) -> list[Result]:
+    def tear(self, peer: int | None, writes: bool, repeats: int) -> list[Result]:
         """One result a lane: `expected` packs seen, `got` changes among them, `where` of them torn."""
+        if peer is None:
+            self._skip()
+            return []
         mask = _mask([peer])
         return self._run(Kind.TEAR, to=mask if writes else 0, source=0 if writes else mask, repeats=repeats)
 
