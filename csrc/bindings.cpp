@@ -20,6 +20,8 @@ T* pointer(std::uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
+py::tuple signature(const Word (&words)[4]) { return py::make_tuple(words[0], words[1], words[2], words[3]); }
+
 py::object describe(const FaultRecord* record) {
   if (record == nullptr) return py::none();
   py::dict fault;
@@ -30,8 +32,8 @@ py::object describe(const FaultRecord* record) {
   fault["missing"] = record->missing;
   fault["reporter"] = record->reporter;
   fault["waited"] = record->waited_ms / 1000.0;
-  fault["ours"] = py::make_tuple(record->ours[0], record->ours[1], record->ours[2]);
-  fault["theirs"] = py::make_tuple(record->theirs[0], record->theirs[1], record->theirs[2]);
+  fault["ours"] = signature(record->ours);
+  fault["theirs"] = signature(record->theirs);
   return fault;
 }
 
@@ -120,10 +122,18 @@ PYBIND11_MODULE(_C, m) {
   m.def("slab_bytes", &slab_bytes);
   m.attr("MAX_WORLD") = kMaxWorld;
   m.attr("MAX_BLOCKS") = kMaxBlocks;
+  m.attr("MAX_HIDDEN") = kMaxHidden;
   m.attr("GREETING_PACKS") = kGreetingPacks;
   m.attr("PROBE_AREA_PACKS") = kProbeAreaPacks;
   m.attr("PROBE_OUTBOX") = py::make_tuple(kOutboxOffset, kPayloadPacks);
   m.attr("PROBE_BURST_PACKS") = kBurstPacks;
+
+  py::class_<Norm>(m, "Norm").def(
+      py::init([](std::uintptr_t residual, std::uintptr_t weight, std::uintptr_t normed, float eps, float weight_bias) {
+        return Norm{pointer<const void>(residual), pointer<const void>(weight), pointer<void>(normed), eps,
+                    weight_bias};
+      }),
+      py::arg("residual"), py::arg("weight"), py::arg("normed"), py::arg("eps"), py::arg("weight_bias"));
 
   using host::CpuChannel;
   py::class_<CpuChannel>(m, "CpuChannel")
@@ -151,12 +161,27 @@ PYBIND11_MODULE(_C, m) {
              if (PyErr_Occurred() != nullptr) throw py::error_already_set();
              return failed;
            })
+      .def("all_reduce_add_rms_norm",
+           [](CpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word hidden, const Norm& norm,
+              Word algorithm, Word dtype) {
+             bool failed = false;
+             {
+               const py::gil_scoped_release others_run;
+               failed =
+                   channel.all_reduce_add_rms_norm(pointer<const void>(in), pointer<void>(out), bytes, hidden, norm,
+                                                   static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype));
+             }
+             if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+             return failed;
+           })
       .def("fault", [](const CpuChannel& channel) { return describe(channel.fault()); })
       .def("waits", [](const CpuChannel& channel) { return describe(channel.waits()); })
       .def("close", &CpuChannel::close);
 
 #if PCIE_ALLREDUCE_WITH_CUDA
   using cuda::GpuChannel;
+  m.attr("MAX_CLUSTER") = cuda::kMaxCluster;
+  m.def("max_wide_threads", &cuda::max_wide_threads);
   py::class_<GpuChannel>(m, "GpuChannel")
       .def(py::init<int, Word, Word, Word, double, double, bool>(), py::arg("device"), py::arg("rank"),
            py::arg("world"), py::arg("area_packs"), py::arg("timeout"), py::arg("warmup_timeout"), py::arg("staged"))
@@ -175,8 +200,23 @@ PYBIND11_MODULE(_C, m) {
            })
       .def("fault", [](const GpuChannel& channel) { return describe(channel.fault()); })
       .def("waits", [](const GpuChannel& channel) { return describe(channel.waits()); })
+      .def("all_reduce_add_rms_norm",
+           [](GpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word hidden, const Norm& norm,
+              Word dtype, unsigned teams, unsigned cluster, unsigned threads, std::uintptr_t stream) {
+             return channel.all_reduce_add_rms_norm(pointer<const void>(in), pointer<void>(out), bytes, hidden, norm,
+                                                    static_cast<Dtype>(dtype), teams, cluster, threads,
+                                                    reinterpret_cast<cudaStream_t>(stream));
+           })
       .def("resident_blocks", &GpuChannel::resident_blocks)
+      .def("resident_teams", &GpuChannel::resident_teams)
       .def("close", &GpuChannel::close, py::arg("patience"), py::call_guard<py::gil_scoped_release>());
+  m.def("add_rms_norm", [](std::uintptr_t in, std::uintptr_t out, Word rows, Word hidden, const Norm& norm, Word dtype,
+                           bool dependent, std::uintptr_t stream) {
+    cuda::require(
+        cuda::launch_add_rms_norm(pointer<const void>(in), pointer<void>(out), rows, hidden, norm,
+                                  static_cast<Dtype>(dtype), dependent, reinterpret_cast<cudaStream_t>(stream)),
+        "launching the norm");
+  });
   m.def(
       "copy_packs",
       [](std::uintptr_t to, std::uintptr_t from, Word bytes, std::uintptr_t stream) {

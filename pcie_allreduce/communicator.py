@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,8 @@ from . import ops
 from .construction import CLOSE_PATIENCE, Wishes, agree, describe, device_of
 from .errors import ClosedError
 from .faults import fault_error
+from .fused import add_rms_norm, checked
+from .fused_plan import FusedPlan, choose_fused
 from .plan import Plan, Tuned, step_for
 from .probe.decision import steps
 from .probing import build, plan_call
@@ -25,7 +28,7 @@ from .transport import DTYPE_CODES, Transport
 from .watcher import Watcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from .watcher import Callback
 
@@ -210,16 +213,116 @@ class Communicator:
             return out
         plan = self._plan(x)
         assert plan is not None  # or it had been refused
+        self._perform(partial(self._transport.all_reduce, x, out, plan), out)
+        return out
+
+    def _perform(self, start: Callable[[], bool], *outs: torch.Tensor) -> None:
         if not self._turn.acquire(blocking=False):
             raise RuntimeError("another thread is inside a call of this communicator; one call at a time is served")
         try:
-            if self._transport.all_reduce(x, out, plan):
-                out.fill_(float("nan"))
+            if start():
+                for out in outs:
+                    out.fill_(float("nan"))
                 self.check()
             self.calls += 1
         finally:
             self._turn.release()
-        return out
+
+    def all_reduce_add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        out: torch.Tensor | None = None,
+        residual_out: torch.Tensor | None = None,
+        weight_bias: float = 0.0,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of x over all ranks, added to the residual, and the RMSNorm of that, on every rank.
+
+        total = residual + sum of x over the ranks, in float32, in rank order, the residual last
+        residual_out = total, rounded once to the dtype
+        normed = residual_out * rsqrt(mean(residual_out^2) + eps) * (weight + weight_bias)
+
+        The mean is that of the rounded residual_out over the last dimension, as a norm of its own would see it; it, the
+        scale and the products are float32, multiplied in the written order and rounded once. All ranks get the same
+        bits if they give the same residual and weight. A zero is +0.0.
+
+        Where `supports_fused` says no, the all-reduce comes first, ours or the fallback's, and the norm behind it: then
+        the sum is rounded to the dtype before the residual is added.
+
+        Args:
+            x: contiguous float16, bfloat16 or float32 tensor (..., hidden) on this communicator's device; the same
+                shape and dtype on all ranks.
+            residual: as x; the same on all ranks, which is not checked.
+            weight: (hidden,), of x's dtype; the same on all ranks, which is not checked.
+            eps: added to the mean square.
+            out: where to put normed (as x, contiguous); may be x. By default a new tensor.
+            residual_out: where to put the new residual (as x, contiguous); may be residual. By default a new tensor.
+            weight_bias: added to the weight; 1.0 for models that store weight - 1.
+
+        Returns:
+            (normed, residual_out).
+
+        Raises:
+            As all_reduce; CallMismatch also where ranks have rows of other lengths.
+        """
+        if torch.compiler.is_compiling():
+            return self._traced_fused(x, residual, weight, eps, out, residual_out, weight_bias)
+        call = checked(x, residual, weight, eps, weight_bias, out, residual_out)
+        plan = self.fused_plan_for(x)
+        if plan is None:  # which all_reduce serves, or refuses
+            add_rms_norm(self.all_reduce(x, out=call.normed), call)
+        elif call.is_aligned():
+            self._perform(partial(self._transport.all_reduce_add_rms_norm, call, plan), call.normed, call.residual_out)
+        else:
+            aligned = call.aligned()
+            self._perform(
+                partial(self._transport.all_reduce_add_rms_norm, aligned, plan), aligned.normed, aligned.residual_out
+            )
+            call.normed.copy_(aligned.normed)
+            call.residual_out.copy_(aligned.residual_out)
+        return call.normed, call.residual_out
+
+    def supports_fused(self, x: torch.Tensor) -> bool:
+        """Whether all_reduce_add_rms_norm serves x (..., hidden) in one step; else it takes two. Equal on all ranks."""
+        return self.fused_plan_for(x) is not None
+
+    def fused_plan_for(self, x: torch.Tensor) -> FusedPlan | None:
+        """Algorithm and launch shape of a fused call; None where supports_fused says no."""
+        if self._refusal(x) is not None or x.numel() == 0 or x.dim() == 0:
+            return None
+        hidden = x.shape[-1]
+        return choose_fused(
+            self.world_size,
+            x.numel() // hidden,
+            hidden,
+            x.element_size(),
+            self._survey.islands is not None,
+            self._survey.figures,
+            self._transport.area_packs,
+            self._transport.fused_algorithms,
+            self._transport.shapes,
+            self._algorithm,
+            self.tuned,
+        )
+
+    def _traced_fused(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        out: torch.Tensor | None,
+        residual_out: torch.Tensor | None,
+        weight_bias: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        normed, total = ops.all_reduce_add_rms_norm(x, residual, weight, eps, weight_bias, self._key)
+        return (
+            normed if out is None else out.copy_(normed),
+            total if residual_out is None else residual_out.copy_(total),
+        )
 
     def _traced(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         if out is None:

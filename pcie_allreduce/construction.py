@@ -12,6 +12,7 @@ import torch
 
 from . import _C, cache, nvml, plan, presets, topology
 from .errors import SetupError
+from .fused_plan import common
 from .probe import Measurements, kept
 from .probe.experiments import fill
 from .rendezvous import Member, Refused, Rendezvous, disagreement
@@ -214,6 +215,7 @@ def make(
         rendezvous.stage("mapping the peers' mailboxes", lambda: built.open(handles))
         built.forget_names()
         if not scratch:
+            built.shapes = common(rendezvous.gather(built.shapes))
             rendezvous.stage(
                 "the first exchange with the peers",
                 lambda: built.greet(rendezvous.rank, rendezvous.world_size, GREETING_DEADLINE),

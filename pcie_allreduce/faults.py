@@ -10,6 +10,7 @@ from .errors import AllReduceTimeout, CallMismatch, ClosedError, PcieAllReduceEr
 ALGORITHMS = {0: "none", 1: "one_shot", 2: "two_shot", 3: "island"}
 STAGES = {0: "signature", 1: "gather", 2: "scatter", 3: "cross"}
 DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
+_NO_ROWS = 1
 _MISMATCH, _CLOSED, _GONE, _INTERRUPTED = 2, 3, 4, 5
 
 
@@ -43,11 +44,12 @@ def _mismatch(fault: dict[str, Any], rank: int, missing: tuple[int, ...], where:
     return f"{_ranks(missing)} made another call than rank {rank} in {where}: {theirs}; rank {rank}: {ours}"
 
 
-def _signature(words: tuple[int, int, int]) -> str:
-    call, nbytes, kind = words
+def _signature(words: tuple[int, int, int, int]) -> str:
+    call, nbytes, kind, row = words
     if kind >> 8 & 0xFF not in ALGORITHMS or kind & 0xFF not in DTYPES:
         return "not known"  # it has not arrived
-    return f"call {call}, {nbytes} bytes of {DTYPES[kind & 0xFF]} by {ALGORITHMS[kind >> 8 & 0xFF]}"
+    fused = "" if row == _NO_ROWS else f" with RMSNorm over rows of {row}"
+    return f"call {call}, {nbytes} bytes of {DTYPES[kind & 0xFF]} by {ALGORITHMS[kind >> 8 & 0xFF]}{fused}"
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

@@ -50,6 +50,21 @@ def all_reduce_out(x: torch.Tensor, out: torch.Tensor, communicator: int) -> Non
     _find(communicator).all_reduce(x, out=out)
 
 
+@torch.library.custom_op("pcie_allreduce::all_reduce_add_rms_norm", mutates_args=())
+def all_reduce_add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, weight_bias: float, communicator: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(normed, residual + the sum over all ranks of x), as new tensors of x's shape, dtype and device."""
+    return _find(communicator).all_reduce_add_rms_norm(x, residual, weight, eps, weight_bias=weight_bias)
+
+
+@all_reduce_add_rms_norm.register_fake
+def _(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, weight_bias: float, communicator: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(residual)
+
+
 @torch.library.custom_op("pcie_allreduce::all_reduce_", mutates_args=("x",))
 def all_reduce_(x: torch.Tensor, communicator: int) -> None:
     """The sum over all ranks of x, in place."""

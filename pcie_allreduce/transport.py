@@ -11,10 +11,13 @@ import torch
 from . import _C
 from .errors import SetupError
 from .faults import ALGORITHMS
+from .fused_plan import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from .fused import FusedCall
+    from .fused_plan import FusedPlan
     from .plan import Plan
     from .rendezvous import Member
 
@@ -30,11 +33,17 @@ class Transport(ABC):
     max_blocks: int  # of one launch
     area_packs: int  # of one phase of a slab
     memory_bytes: int  # of a rank's slab
+    fused_algorithms: tuple[str, ...]  # with residual and RMSNorm
+    shapes: tuple[Shape, ...] | None  # of fused launches; None: nothing is launched
     _channel: Any
 
     @abstractmethod
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
         """Starts (GPU) or performs (CPU) the call; True when the channel has a fault to report."""
+
+    @abstractmethod
+    def all_reduce_add_rms_norm(self, call: FusedCall, plan: FusedPlan) -> bool:
+        """The same of a fused call, whose memory is aligned."""
 
     @abstractmethod
     def close(self, patience: float) -> bool:
@@ -89,12 +98,26 @@ class CpuTransport(Transport):
         self, rank: int, world_size: int, area_packs: int, timeout: float, warmup_timeout: float, staged: bool
     ) -> None:
         self.name = "host" if staged else "cpu"
+        self.fused_algorithms = () if staged else ("one_shot", "two_shot", "island")
+        self.shapes = None
         crowded = world_size > len(os.sched_getaffinity(0))
         self._channel = _C.CpuChannel(rank, world_size, area_packs, timeout, warmup_timeout, staged, crowded)
 
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
         failed: bool = self._channel.all_reduce(
             x.data_ptr(), out.data_ptr(), x.nbytes, ALGORITHM_CODES[plan.algorithm], DTYPE_CODES[x.dtype]
+        )
+        return failed
+
+    def all_reduce_add_rms_norm(self, call: FusedCall, plan: FusedPlan) -> bool:
+        failed: bool = self._channel.all_reduce_add_rms_norm(
+            call.x.data_ptr(),
+            call.residual_out.data_ptr(),
+            call.x.nbytes,
+            call.hidden,
+            call.norm(),
+            ALGORITHM_CODES[plan.algorithm],
+            DTYPE_CODES[call.x.dtype],
         )
         return failed
 
@@ -120,6 +143,9 @@ class GpuTransport(Transport):
         self._device = device
         self._channel = _C.GpuChannel(device.index, rank, world_size, area_packs, timeout, warmup_timeout, staged)
         self.max_blocks = 0  # until share_gpu
+        self.fused_algorithms = () if staged else ("one_shot",)
+        self.shapes = ()
+        self._wide_threads = _C.max_wide_threads(world_size)
 
     def share_gpu(self, ranks_on_this_gpu: int) -> None:
         """Limits the launches so that every block which may wait at the same time on this GPU is resident at once.
@@ -133,6 +159,12 @@ class GpuTransport(Transport):
             raise SetupError(
                 f"{self._device} holds {resident} blocks of 256 threads at once, too few for {ranks_on_this_gpu} ranks "
                 "that wait for each other on it"
+            )
+        if self.fused_algorithms:
+            small = [(cluster, threads) for threads in (128, 256) for cluster in range(2, _C.MAX_CLUSTER + 1)]
+            self.shapes = tuple(
+                Shape(cluster, threads, self._channel.resident_teams(threads, cluster) // (2 * ranks_on_this_gpu))
+                for cluster, threads in [(1, self._wide_threads), *small]
             )
 
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
@@ -149,6 +181,21 @@ class GpuTransport(Transport):
         )
         return failed
 
+    def all_reduce_add_rms_norm(self, call: FusedCall, plan: FusedPlan) -> bool:
+        failed: bool = self._channel.all_reduce_add_rms_norm(
+            call.x.data_ptr(),
+            call.residual_out.data_ptr(),
+            call.x.nbytes,
+            call.hidden,
+            call.norm(),
+            DTYPE_CODES[call.x.dtype],
+            plan.teams,
+            plan.cluster,
+            plan.threads,
+            torch.cuda.current_stream(self._device).cuda_stream,
+        )
+        return failed
+
     def close(self, patience: float) -> bool:
         freed: bool = self._channel.close(patience)
         return freed
@@ -159,11 +206,16 @@ class FallbackTransport(Transport):
 
     name = "fallback"
     max_blocks = area_packs = memory_bytes = 0
+    fused_algorithms = ()
+    shapes = None
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
 
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
+        raise RuntimeError("there are no mailboxes")
+
+    def all_reduce_add_rms_norm(self, call: FusedCall, plan: FusedPlan) -> bool:
         raise RuntimeError("there are no mailboxes")
 
     def fault(self) -> None:

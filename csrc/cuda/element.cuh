@@ -47,6 +47,27 @@ struct Float32 : Partial<1> {
     for (int w = 0; w < 4; ++w) pack.word[w] = __float_as_uint(sum.value[w]);
     return pack;
   }
+  __device__ __forceinline__ static float squares(const Pack& pack) {
+    float even = 0;
+    float odd = 0;
+#pragma unroll
+    for (int w = 0; w < 4; w += 2) {
+      even = __fmaf_rn(__uint_as_float(pack.word[w]), __uint_as_float(pack.word[w]), even);
+      odd = __fmaf_rn(__uint_as_float(pack.word[w + 1]), __uint_as_float(pack.word[w + 1]), odd);
+    }
+    return __fadd_rn(even, odd);
+  }
+  // values * scale * (weights + bias); a zero is +0.0 here too.
+  __device__ __forceinline__ static Pack scaled(const Pack& values, const Pack& weights, float scale, float bias) {
+    Pack pack;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float weight = __fadd_rn(__uint_as_float(weights.word[w]), bias);
+      pack.word[w] =
+          __float_as_uint(__fadd_rn(__fmul_rn(__fmul_rn(__uint_as_float(values.word[w]), scale), weight), 0.0f));
+    }
+    return pack;
+  }
   __device__ __forceinline__ static Pack nan() { return {{0x7FFF'FFFFu, 0x7FFF'FFFFu, 0x7FFF'FFFFu, 0x7FFF'FFFFu}}; }
 };
 
@@ -66,6 +87,29 @@ struct Pairs : Partial<2> {
     Pack pack;
 #pragma unroll
     for (int w = 0; w < 4; ++w) pack.word[w] = Half::narrow(sum.value[2 * w], sum.value[2 * w + 1]);
+    return pack;
+  }
+  __device__ __forceinline__ static float squares(const Pack& pack) {
+    float low = 0;
+    float high = 0;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float2 pair = Half::widen(pack.word[w]);
+      low = __fmaf_rn(pair.x, pair.x, low);
+      high = __fmaf_rn(pair.y, pair.y, high);
+    }
+    return __fadd_rn(low, high);
+  }
+  // values * scale * (weights + bias), in this order, rounded once.
+  __device__ __forceinline__ static Pack scaled(const Pack& values, const Pack& weights, float scale, float bias) {
+    Pack pack;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float2 value = Half::widen(values.word[w]);
+      const float2 weight = Half::widen(weights.word[w]);
+      pack.word[w] = Half::narrow(__fmul_rn(__fmul_rn(value.x, scale), __fadd_rn(weight.x, bias)),
+                                  __fmul_rn(__fmul_rn(value.y, scale), __fadd_rn(weight.y, bias)));
+    }
     return pack;
   }
   __device__ __forceinline__ static Pack nan() { return {{0x7FFF'7FFFu, 0x7FFF'7FFFu, 0x7FFF'7FFFu, 0x7FFF'7FFFu}}; }

@@ -110,30 +110,66 @@ void GpuChannel::order_behind_last_stream(cudaStream_t stream) {
   called_ = true;
 }
 
+void GpuChannel::require_room(Algorithm algorithm, Dtype dtype, Word bytes) const {
+  if (closed_) throw std::runtime_error("the channel is closed");
+  if (packs_used(algorithm, dtype, channel_.world, bytes, channel_.staged) > channel_.area_packs) {
+    throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
+  }
+}
+
+// Inside a capture the order among streams is the graph's, and the event would become part of it.
+void GpuChannel::launch_ordered(const void* kernel, const void* params, const LaunchShape& shape, bool captured,
+                                cudaStream_t stream) {
+  if (!captured) order_behind_last_stream(stream);
+  require(launch(kernel, params, shape, stream), "launching an all-reduce");
+  if (!captured) require(cudaEventRecord(last_call_, stream), "recording an event");
+}
+
 bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype, unsigned blocks,
                             unsigned threads, cudaStream_t stream) {
-  if (closed_) throw std::runtime_error("the channel is closed");
   if (blocks == 0 || blocks > kMaxBlocks || threads == 0 || threads > kMaxThreads) {
     throw std::invalid_argument("launch shape " + std::to_string(blocks) + " x " + std::to_string(threads) +
                                 " is not within " + std::to_string(kMaxBlocks) + " x " + std::to_string(kMaxThreads));
   }
+  require_room(algorithm, dtype, bytes);
   if (fault() != nullptr) return true;
   const DeviceScope scope(device_);
   const bool captured = captures(stream);
   const CallParams params{channel_, {in, out, bytes, signature_kind(algorithm, dtype), captured}};
-  if (packs_used(algorithm, dtype, channel_.world, bytes, channel_.staged) > channel_.area_packs) {
-    throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
-  }
   const bool ragged =
       (reinterpret_cast<std::uintptr_t>(in) | reinterpret_cast<std::uintptr_t>(out) | bytes) % sizeof(Pack) != 0;
   const bool once = positions(algorithm, channel_.world, bytes) <= blocks * threads;
   const Share share = ragged ? Share::kElements : (once ? Share::kOnePack : Share::kPacks);
-  // Inside a capture the order among streams is the graph's, and the event below would become part of it.
-  if (!captured) order_behind_last_stream(stream);
   const void* kernel = kernel_of(algorithm, dtype, channel_.world, share, channel_.staged);
   const unsigned rearming = channel_.staged ? 1 : 0;
-  require(launch(kernel, params, {blocks + rearming, threads, dependent_launch_}, stream), "launching an all-reduce");
-  if (!captured) require(cudaEventRecord(last_call_, stream), "recording an event");
+  launch_ordered(kernel, &params, {blocks + rearming, threads, dependent_launch_}, captured, stream);
+  return false;
+}
+
+bool GpuChannel::all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm,
+                                         Dtype dtype, unsigned teams, unsigned cluster, unsigned threads,
+                                         cudaStream_t stream) {
+  require_rows(bytes, hidden, dtype);
+  require_room(Algorithm::kOneShot, dtype, bytes);
+  if (channel_.staged) throw std::invalid_argument("residual and RMSNorm are not fused over host memory");
+  for (const void* memory :
+       {in, static_cast<const void*>(out), norm.residual, norm.weight, static_cast<const void*>(norm.normed)}) {
+    if (reinterpret_cast<std::uintptr_t>(memory) % sizeof(Pack) != 0) {
+      throw std::invalid_argument("a fused call needs memory aligned to 16 bytes");
+    }
+  }
+  const Word row_bytes = hidden * element_bytes(dtype);
+  const Rows rows =
+      rows_of(channel_.world, hidden, row_bytes / sizeof(Pack), bytes / row_bytes, teams, cluster, threads);
+  if (fault() != nullptr) return true;
+  const DeviceScope scope(device_);
+  const bool captured = captures(stream);
+  const Request request{in, out, bytes, signature_kind(Algorithm::kOneShot, dtype), captured, hidden};
+  const FusedParams params{channel_, request, norm, rows};
+  const unsigned shared = rows.sum_bytes + (rows.items - 1) * threads * static_cast<unsigned>(sizeof(Pack));
+  const Share share = rows.items == 1 ? Share::kOnePack : Share::kPacks;
+  launch_ordered(fused_one_shot_kernel(dtype, channel_.world, share, cluster > 1), &params,
+                 {teams * cluster, threads, dependent_launch_, cluster, shared}, captured, stream);
   return false;
 }
 
@@ -172,15 +208,27 @@ bool GpuChannel::close(double patience) {
   return freed;
 }
 
+int GpuChannel::multiprocessors() const {
+  int count = 0;
+  require(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device_), "counting multiprocessors");
+  return count;
+}
+
 int GpuChannel::resident_blocks(unsigned threads) const {
   const DeviceScope scope(device_);
-  int multiprocessors = 0;
   int blocks = 0;
-  require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device_),
-          "counting multiprocessors");
   require(blocks_per_multiprocessor(channel_.world, threads, channel_.staged, &blocks),
           "asking for the kernels' occupancy");
-  return multiprocessors * blocks;
+  return multiprocessors() * blocks;
+}
+
+int GpuChannel::resident_teams(unsigned threads, unsigned cluster) const {
+  if (cluster > 1 && !dependent_launch_) return 0;  // clusters came with the same GPUs
+  const DeviceScope scope(device_);
+  int teams = 0;
+  require(cuda::resident_teams(channel_.world, threads, cluster, multiprocessors(), &teams),
+          "asking for the fused kernels' occupancy");
+  return teams;
 }
 
 }  // namespace pcie_allreduce::cuda

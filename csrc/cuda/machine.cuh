@@ -50,14 +50,8 @@ class Machine {
   }
 
   __device__ __forceinline__ bool any_failed(bool failed) {
-    if ((fault_ & kFaulted) != 0) {
-      const Fault fault{static_cast<Reason>(fault_ >> 16 & 0xFFu), static_cast<Stage>(fault_ >> 8 & 0xFFu),
-                        fault_ & 0xFFu};
-      publish_fault<Access>(channel_, request_, Call{state_.call, state_.phase, 0, false}, fault, waited_ns_);
-    }
-    const bool any = __syncthreads_or(failed) != 0;
-    ptx::griddepcontrol_launch_dependents();  // only now: a dependent grid holds slots while it waits
-    return any;
+    publish();
+    return meet(failed);
   }
 
   // Behind the barrier of any_failed: no thread of the block will read its state again. The lines of blocks that this
@@ -87,6 +81,7 @@ class Machine {
     const Word first = threadIdx.x < data_threads() ? blockIdx.x * data_threads() + threadIdx.x : units;
     return {first, units, gridDim.x * data_threads()};
   }
+  __device__ __forceinline__ Range rearms(Word units) const { return share(units); }
   __device__ __forceinline__ Range once_a_block(Word tasks) const {
     return {threadIdx.x < data_threads() ? tasks : threadIdx.x - data_threads(), tasks, kStewards};
   }
@@ -161,6 +156,17 @@ class Machine {
 
  protected:
   __device__ __forceinline__ static Word data_threads() { return blockDim.x - kStewards; }
+  __device__ __forceinline__ void publish() {
+    if ((fault_ & kFaulted) == 0) return;
+    const Fault fault{static_cast<Reason>(fault_ >> 16 & 0xFFu), static_cast<Stage>(fault_ >> 8 & 0xFFu),
+                      fault_ & 0xFFu};
+    publish_fault<Access>(channel_, request_, Call{state_.call, state_.phase, 0, false}, fault, waited_ns_);
+  }
+  __device__ __forceinline__ static bool meet(bool failed) {
+    const bool any = __syncthreads_or(failed) != 0;
+    ptx::griddepcontrol_launch_dependents();  // only now: a dependent grid holds slots while it waits
+    return any;
+  }
 
   const Channel& channel_;
   const Request& request_;

@@ -28,6 +28,15 @@ __device__ __forceinline__ Pack ld_relaxed_gpu_v4(const Pack* from) {
   return pack;
 }
 
+// The caller's memory, at this place of the program: a plain load may be moved behind a wait.
+__device__ __forceinline__ Pack ld_weak_v4(const Pack* from) {
+  Pack pack;
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pack.word[0]), "=r"(pack.word[1]), "=r"(pack.word[2]), "=r"(pack.word[3])
+               : "l"(from));
+  return pack;
+}
+
 __device__ __forceinline__ void st_relaxed_sys(Word* to, Word value) {
   asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(to), "r"(value));
 }
@@ -77,6 +86,84 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Clusters do not exist before sm_90 either; there, what uses them is compiled and never launched.
+__device__ __forceinline__ Word cluster_id() {
+  Word id = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(id));
+#endif
+  return id;
+}
+
+__device__ __forceinline__ Word rank_in_cluster() {
+  Word rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+
+// Of whole warps, both. The arrival orders nothing: a fence here would wait for all stores that are on their way.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+#endif
+}
+
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ Word shared_address(const void* own) {
+  return static_cast<Word>(__cvta_generic_to_shared(own));
+}
+
+// A barrier that completes when so many have arrived and so many bytes have come. Made by one thread, for all blocks of
+// the cluster to use once they have met.
+__device__ __forceinline__ void mbarrier_make(std::uint64_t* barrier, Word arrivals, Word bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals + 1) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void mbarrier_arrive(std::uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+#endif
+}
+
+__device__ __forceinline__ bool mbarrier_is_complete(std::uint64_t* barrier) {
+  Word complete = 1;
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n\t.reg .pred p;\n\t"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n\t"
+      "selp.b32 %0, 1, 0, p;\n\t}"
+      : "=r"(complete)
+      : "r"(shared_address(barrier))
+      : "memory");
+#endif
+  return complete != 0;
+}
+
+// To where `own` lies in this block's shared memory, in that of another block of the cluster, whose barrier counts it.
+__device__ __forceinline__ void st_async_cluster(const void* own, std::uint64_t* barrier, Word block, Word value) {
+#if __CUDA_ARCH__ >= 900
+  Word there;
+  Word counts;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(own)), "r"(block));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counts) : "r"(shared_address(barrier)), "r"(block));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there), "r"(value),
+               "r"(counts)
+               : "memory");
 #endif
 }
 

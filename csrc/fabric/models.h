@@ -39,7 +39,7 @@ void host_staged(MachineType& machine, const Channel& channel, const Request& re
     got[channel.rank] = encoded(machine.read(request, i));
     const Word others = ((1u << kWorld) - 1u) & ~(1u << channel.rank);
     failed = !take(machine, about, Stage::kGather, others, Slots{slots(k) + i, stride, kWorld}, got);
-    if (!failed) machine.write(request, i, sum_in_rank_order<Element>(got));
+    if (!failed) machine.write(request, i, sum_in_rank_order<Element>(machine, i, got));
   }
   if (!machine.any_failed(failed)) machine.end_call(call, 0);
 }
@@ -88,7 +88,7 @@ void pull(MachineType& machine, const Channel& channel, const Request& request, 
       got[source] =
           source == channel.rank ? encoded(machine.read(request, i)) : machine.template peek<Pack>(staging(source) + i);
     }
-    machine.write(request, i, sum_in_rank_order<Element>(got));
+    machine.write(request, i, sum_in_rank_order<Element>(machine, i, got));
   }
   if (!machine.any_failed(failed)) machine.end_call(call, 0);
 }
@@ -120,7 +120,7 @@ void reduce_scatter(MachineType& machine, const Channel& channel, const Request&
     const Pack own = padding ? Pack{} : encoded(machine.read(request, shard.first + i));
     const Slots slots{about.area + kLinePacks + i, layout.stride, channel.rank};
     failed = !take_all(machine, about, Stage::kScatter, slots, own, got);
-    if (!failed && !padding) machine.write(request, shard.first + i, sum_in_rank_order<Element>(got));
+    if (!failed && !padding) machine.write(request, shard.first + i, sum_in_rank_order<Element>(machine, i, got));
   }
   if (!machine.any_failed(failed)) machine.end_call(call, layout.used());
 }
@@ -142,7 +142,7 @@ void all_gather(MachineType& machine, const Channel& channel, const Request& req
                   pack);
     }
     const Pack alone[1] = {pack};  // a sum of one, so that a zero is positive here too
-    if (!padding) machine.write(request, own.first + i, sum_in_rank_order<Element>(alone));
+    if (!padding) machine.write(request, own.first + i, sum_in_rank_order<Element>(machine, i, alone));
   }
   rearm(machine, channel, call);
   for (Word source = 0; source < kWorld; ++source) {
@@ -154,7 +154,7 @@ void all_gather(MachineType& machine, const Channel& channel, const Request& req
       failed = !take(machine, about, Stage::kGather, 1u << source, slots, got);
       const Pack alone[1] = {got[source]};
       if (!failed && shard.first + i < shard.end)
-        machine.write(request, shard.first + i, sum_in_rank_order<Element>(alone));
+        machine.write(request, shard.first + i, sum_in_rank_order<Element>(machine, i, alone));
     }
   }
   if (!machine.any_failed(failed)) machine.end_call(call, layout.used());

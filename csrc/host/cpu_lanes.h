@@ -1,7 +1,7 @@
 // The CPU's lanes, compiled once for every instruction set; which one runs is decided when the module is loaded.
 #pragma once
 
-#include "protocol/dispatch.h"
+#include "protocol/norm.h"
 
 namespace pcie_allreduce::host {
 
@@ -16,6 +16,7 @@ class Watch {
 struct CpuLanes {
   void (*all_reduce)(const Channel& channel, const Request& request, bool crowded, Watch& watch);
   void (*staged)(const Channel& channel, const Request& request, bool crowded, Watch& watch);
+  void (*fused)(const Channel& channel, const Request& request, const Norm& norm, bool crowded, Watch& watch);
   void (*exchange)(const Channel& channel, Word* verdict, bool crowded, Watch& watch);
   const char* name;
 };

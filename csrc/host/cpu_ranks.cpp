@@ -63,13 +63,27 @@ std::vector<Result> CpuChannel::measure(const Experiment& experiment, double tim
 }
 
 bool CpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype) {
-  if (own_.data() == nullptr) throw std::runtime_error("the channel is closed");
+  require_room(algorithm, dtype, bytes);
   const Request request{in, out, bytes, signature_kind(algorithm, dtype), false};
+  (channel_.staged ? cpu_lanes().staged : cpu_lanes().all_reduce)(channel_, request, crowded_, *this);
+  return record_.valid != 0;
+}
+
+bool CpuChannel::all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm,
+                                         Algorithm algorithm, Dtype dtype) {
+  if (channel_.staged) throw std::invalid_argument("residual and RMSNorm are not fused over host memory");
+  require_rows(bytes, hidden, dtype);
+  require_room(algorithm, dtype, bytes);
+  const Request request{in, out, bytes, signature_kind(algorithm, dtype), false, hidden};
+  cpu_lanes().fused(channel_, request, norm, crowded_, *this);
+  return record_.valid != 0;
+}
+
+void CpuChannel::require_room(Algorithm algorithm, Dtype dtype, Word bytes) const {
+  if (own_.data() == nullptr) throw std::runtime_error("the channel is closed");
   if (packs_used(algorithm, dtype, channel_.world, bytes, channel_.staged) > channel_.area_packs) {
     throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
   }
-  (channel_.staged ? cpu_lanes().staged : cpu_lanes().all_reduce)(channel_, request, crowded_, *this);
-  return record_.valid != 0;
 }
 
 Fault CpuChannel::look() {

@@ -31,6 +31,9 @@ class CpuChannel : private Watch {
   // Before the first call. kPing goes with any channel, the others with one of kProbeAreaPacks that makes no calls.
   std::vector<Result> measure(const Experiment& experiment, double timeout);
   bool all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype);  // true: it failed
+  // The same, then residual and RMSNorm over rows of `hidden` elements; `out` takes the sum and the residual.
+  bool all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm,
+                               Algorithm algorithm, Dtype dtype);
   const FaultRecord* fault() const;
   std::vector<PeerWait> waits() const;  // one a rank
   // Tells the peers not to wait for this rank any more, and unmaps. A peer's mapping is its own: nobody is waited for.
@@ -38,6 +41,7 @@ class CpuChannel : private Watch {
 
  private:
   Fault look() override;
+  void require_room(Algorithm algorithm, Dtype dtype, Word bytes) const;
 
   SharedMemory own_;
   std::vector<SharedMemory> peers_;

@@ -64,8 +64,9 @@ struct Request {
   const void* in;
   void* out;
   Word bytes;
-  Word kind;      // of the signature
-  bool captured;  // it runs as part of a graph replay: the warm-up is over
+  Word kind;           // of the signature
+  bool captured;       // it runs as part of a graph replay: the warm-up is over
+  Word row = kNoRows;  // elements of a row that the call normalises
   // In whole units, the machine's step: the padding is zero, is sent, and is awaited like everything else.
   template <class Unit = Pack>
   PAR_INLINE Word units() const {

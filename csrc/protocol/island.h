@@ -94,7 +94,7 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
       failed = failed || !take_partial(machine, about, layout, i, theirs);
       if (failed) break;
       Element::add_partial(sum, theirs);  // of two terms: the order does not matter
-      const Unit total = encoded(Element::rounded(sum));
+      const Unit total = encoded(rounded_once<Element>(machine, begin + i, sum));
       PAR_UNROLL
       for (Word hop = 0; hop < kHalf - 1; ++hop) {
         machine.put(mate[hop] + layout.gather(place, owner[hop]) + i * kUnitPacks, total);

@@ -44,7 +44,7 @@ PAR_INLINE void one_shot(Machine& machine, const Channel& channel, const Request
       const Unit own = encoded(machine.read(request, i));
       const Slots here{slots.first + i * kUnitPacks, slots.stride, rank};
       failed = !take_all(machine, about, Stage::kGather, here, own, got);
-      if (!failed) machine.write(request, i, sum_in_rank_order<Element>(got));
+      if (!failed) machine.write(request, i, sum_in_rank_order<Element>(machine, i, got));
     }
   }
 

@@ -51,7 +51,7 @@ PAR_INLINE Word ranks_behind(const Channel& channel, Algorithm algorithm, Stage 
 template <class Access>
 PAR_INLINE Fault accusation(const Channel& channel, const Request& request, const Call& at, const Fault& fault) {
   if (is_certain(fault.reason)) return fault;
-  const Pack ours = Signature{at.number, request.bytes, request.kind}.pack();
+  const Pack ours = Signature{at.number, request.bytes, request.kind, request.row}.pack();
   Word absent = 0;
   Word others = 0;
   PAR_ROLLED
@@ -137,7 +137,7 @@ PAR_INLINE void publish_fault(const Channel& channel, const Request& request, co
   Access::store(&record->waited_ms, static_cast<Word>(waited_ns / 1'000'000));
   const Word culprit = lowest(blame.missing);
   const Word other = culprit == channel.rank ? blame.reporter : culprit;
-  const Pack ours = Signature{call, request.bytes, request.kind}.pack();
+  const Pack ours = Signature{call, request.bytes, request.kind, request.row}.pack();
   const Pack* theirs =
       announcement(channel.staged, channel, at.phase, other == channel.rank ? 0 : source_index(other, channel.rank));
   for (int w = 0; w < 4; ++w) Access::store(&record->ours[w], ours.word[w]);

@@ -88,7 +88,7 @@ PAR_INLINE void staged_one_shot(Machine& machine, const Channel& channel, const 
       Unit got[kWorld];
       const StagedSlots slots{channel, call.phase, layout.payload(0) + i * kUnitPacks, channel.rank};
       failed = !take_all(machine, about, Stage::kGather, slots, encoded(machine.read(request, i)), got);
-      if (!failed) machine.write(request, i, sum_in_rank_order<Element>(got));
+      if (!failed) machine.write(request, i, sum_in_rank_order<Element>(machine, i, got));
     }
   }
 
@@ -138,7 +138,7 @@ PAR_INLINE void staged_two_shot(Machine& machine, const Channel& channel, const 
       const Unit mine_of_it = encoded(machine.read(request, rank * shard + i));
       failed = !take_all(machine, about, Stage::kScatter, slots, mine_of_it, got);
       if (failed) break;  // and sends nothing: its peers must not take NaN for a sum
-      const Unit sum = encoded(sum_in_rank_order<Element>(got));
+      const Unit sum = encoded(sum_in_rank_order<Element>(machine, rank * shard + i, got));
       machine.put(own + layout.sums() + i * kUnitPacks, sum);
       machine.write(request, rank * shard + i, sum);
     }

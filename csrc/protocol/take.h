@@ -18,7 +18,7 @@ struct Waiting {
 
 template <class Machine>
 PAR_INLINE Waiting waiting_for(Machine&, const Channel& channel, const Request& request, const Call& call) {
-  const Signature mine{call.number, request.bytes, request.kind};
+  const Signature mine{call.number, request.bytes, request.kind, request.row};
   return {channel, request, call, mine.pack(), area_of(channel.slab[channel.rank], call.phase, channel.area_packs)};
 }
 
@@ -122,12 +122,20 @@ PAR_INLINE bool take_all(Machine& machine, const Waiting& about, Stage stage, co
   return take(machine, about, stage, ((1u << kSources) - 1u) & ~(1u << slots.reader), slots, got);
 }
 
-template <class Element, int kWorld, class Unit>
-PAR_INLINE Unit sum_in_rank_order(const Unit (&got)[kWorld]) {
+// What a call gives out for unit i: its sum over the ranks, to which a fused call adds the residual before the one
+// rounding.
+template <class Element, class Machine>
+PAR_INLINE auto rounded_once(Machine& machine, Word i, typename Element::Sum& sum) {
+  if constexpr (requires { machine.add_residual(i, sum); }) machine.add_residual(i, sum);
+  return Element::rounded(sum);
+}
+
+template <class Element, int kWorld, class Machine, class Unit>
+PAR_INLINE Unit sum_in_rank_order(Machine& machine, Word i, const Unit (&got)[kWorld]) {
   typename Element::Sum sum;  // starts at +0.0f, so it never ends at -0.0f
   PAR_UNROLL
   for (int source = 0; source < kWorld; ++source) Element::add(sum, got[source]);
-  return Element::rounded(sum);
+  return rounded_once<Element>(machine, i, sum);
 }
 
 template <class Machine>

@@ -51,7 +51,7 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
         failed = true;  // sends nothing: its peers must not take NaN for a sum
         break;
       }
-      const Unit sum = encoded(sum_in_rank_order<Element>(got));
+      const Unit sum = encoded(sum_in_rank_order<Element>(machine, rank * shard + i, got));
       PAR_UNROLL
       for (Word hop = 0; hop < kWorld - 1; ++hop) {
         machine.put(peer[hop] + layout.gather(rank, owner[hop]) + i * kUnitPacks, sum);

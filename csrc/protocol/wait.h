@@ -45,12 +45,15 @@ PAR_INLINE bool aborts(Word word, Word call) {
          (abort_reason(word) == Reason::kTimeout || static_cast<std::int32_t>((call - word) << 8) >= 0);
 }
 
+constexpr Word kNoRows = 1;  // of a call that normalises nothing; a row has eight elements or more
+
 // Everything the ranks must agree on in a call; one pack per (source, destination, call).
 struct Signature {
   Word call;
   Word bytes;
   Word kind;  // algorithm, dtype, layout version
-  PAR_INLINE Pack pack() const { return encoded(Pack{{call, bytes, kind, 1u}}); }
+  Word row;   // kNoRows, or how many elements have their mean taken together
+  PAR_INLINE Pack pack() const { return encoded(Pack{{call, bytes, kind, row}}); }
 };
 PAR_INLINE bool same(const Pack& a, const Pack& b) {
   return a.word[0] == b.word[0] && a.word[1] == b.word[1] && a.word[2] == b.word[2] && a.word[3] == b.word[3];

@@ -131,6 +131,9 @@ class Case:
             exact=verdict.exact,
             identical=verdict.identical,
             correctly_rounded=verdict.correctly_rounded,
+            fused=entry.job.norm == "fused",
+            rows=self._elements // self._settings.hidden if self._settings.hidden else None,
+            hidden=self._settings.hidden,
         )
 
     def _barrier(self) -> None:

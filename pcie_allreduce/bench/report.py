@@ -106,7 +106,7 @@ def _cells(row: Row, rows: list[Row]) -> list[str]:
     times = ratio(row, rows)
     return [
         f"{row.bytes:,}",
-        row.backend if row.algorithm == "none" else f"{row.backend} {row.algorithm}",
+        " ".join(word for word in (row.backend, "fused" * row.fused, row.algorithm) if word not in ("", "none")),
         microseconds(row.us_median),
         f"{microseconds(row.us_min)}-{microseconds(row.us_max)}",
         f"{times:.2f}" if times else "",
@@ -121,5 +121,5 @@ def _not_run(document: Document) -> dict[str, list[str]]:
     return reasons
 
 
-def _work(row: Row) -> tuple[str, int, int, str, int]:
-    return row.mode, row.world, row.gpus, row.dtype, row.bytes
+def _work(row: Row) -> tuple[str, int, int, str, int, int | None]:
+    return row.mode, row.world, row.gpus, row.dtype, row.bytes, row.hidden

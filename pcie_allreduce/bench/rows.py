@@ -26,6 +26,9 @@ class Row:
     one rank. Times are microseconds per call: one *replay* is a CUDA graph (or a block) of back-to-back calls, its time
     is that of the slowest rank divided by the number of calls, and a *repeat* is the median over its `replays`
     replays. `us_median`, `us_min` and `us_max` are the median, the lowest and the highest of the `repeats` repeats.
+    `rows` and `hidden`: the run was one with residual and RMSNorm over such rows, which are in this row's time where
+    `fused` holds or the backend's name ends with "+norm"; what is judged is then the new residual, of a residual of
+    zeros.
     `exact`, `identical` and `correctly_rounded` are defined in `correctness`; they are null for `floor`, which sums
     nothing.
     """
@@ -46,6 +49,9 @@ class Row:
     exact: bool | None
     identical: bool | None
     correctly_rounded: bool | None
+    fused: bool = False
+    rows: int | None = None
+    hidden: int | None = None
 
     def __post_init__(self) -> None:
         for name, known in (

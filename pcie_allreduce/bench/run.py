@@ -71,7 +71,12 @@ def bench(request: Request, input_path: str | None = None) -> tuple[Document, li
 
 def _measure(settings: Settings, document: Document) -> list[RanksFailed]:
     passes, not_run = catalogue.plan(
-        settings.backends, settings.algorithms, settings.device, settings.ranks, settings.gpus
+        settings.backends,
+        settings.algorithms,
+        settings.device,
+        settings.ranks,
+        settings.gpus,
+        norms=settings.hidden is not None,
     )
     document.environment["not_run"] = not_run
     if not passes:

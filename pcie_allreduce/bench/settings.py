@@ -17,6 +17,8 @@ ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 MODES = ("graph", "eager")
 ALGORITHMS = ("auto", "one_shot", "two_shot", "island")
 MAX_WORLD = 8
+DEFAULT_HIDDEN = 7168
+DEFAULT_ROWS = (1, 2, 3, 4, 8, 16, 32)
 
 START_MPS = (
     "export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/tmp/mps-log; nvidia-cuda-mps-control -d\n"
@@ -61,6 +63,9 @@ class Request:
     device: str = "auto"
     algorithms: tuple[str, ...] = ("auto",)
     recording: Recording | None = None
+    fused: bool = False
+    hidden: int | None = None
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class Settings:
     modes: tuple[str, ...]
     algorithms: tuple[str, ...]
     recording: Recording | None = None
+    hidden: int | None = None  # residual and RMSNorm over rows of so many values are measured too
     notices: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -110,6 +116,7 @@ def settle(request: Request, machine: Machine) -> Settings:
         modes=_modes(request, device),
         algorithms=tuple(dict.fromkeys(request.algorithms)),
         recording=request.recording,
+        hidden=_hidden(request),
         notices=notices,
     )
 
@@ -164,6 +171,9 @@ def _dtype(request: Request) -> str:
 
 def _sizes(request: Request, ranks: int, dtype: str) -> tuple[int, ...]:
     recording = request.recording
+    hidden = _hidden(request)
+    if hidden is not None:
+        return tuple(rows * hidden * ITEM_BYTES[dtype] for rows in dict.fromkeys(request.rows or DEFAULT_ROWS))
     sizes = request.sizes or ((recording.nbytes,) if recording else DEFAULT_SIZES)
     for size in sizes:
         if size <= 0 or size % ITEM_BYTES[dtype]:
@@ -178,6 +188,20 @@ def _sizes(request: Request, ranks: int, dtype: str) -> tuple[int, ...]:
             f"joined for {', '.join(str(n) for n in range(2, recording.world + 1) if recording.world % n == 0)} ranks"
         )
     return tuple(dict.fromkeys(sizes))
+
+
+def _hidden(request: Request) -> int | None:
+    """With --fused alone."""
+    if not request.fused:
+        if request.hidden is not None or request.rows:
+            raise CannotRun("--hidden and --rows belong to --fused")
+        return None
+    if request.sizes or request.recording:
+        raise CannotRun("--fused has --rows of --hidden values; --sizes and --input do not go with it")
+    hidden = DEFAULT_HIDDEN if request.hidden is None else request.hidden
+    if hidden < 1 or any(rows < 1 for rows in request.rows):
+        raise CannotRun(f"--hidden {hidden} --rows {','.join(map(str, request.rows))}: both must be positive")
+    return hidden
 
 
 def _backends(request: Request, device: str) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ def run_rank(body: Body, rank: int, settings: Settings, jobs: Sequence[Job], sto
 def measure(seat: Seat, settings: Settings, jobs: Sequence[Job], tell: Tell) -> None:
     """All cases of one pass."""
     inputs = workload(settings)
-    backends = [(job, make(job, seat, max(settings.sizes))) for job in jobs]
+    backends = [(job, make(job, seat, max(settings.sizes), settings.hidden)) for job in jobs]
     for _, backend in backends:
         if isinstance(backend, Ours) and backend.tuned:
             tell(Message("tuned", [asdict(step) for step in backend.tuned]))

@@ -44,6 +44,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         choices=("descent", "full"),
         help="NCCL's settings instead: knob by knob, or (full) all combinations, each in fresh processes",
     )
+    add("--fused", action="store_true", help="with residual and RMSNorm: fused, behind the all-reduce, and without")
+    add("--hidden", type=parse_count, metavar="N", help="values in a row that --fused normalises; default 7168")
+    add("--rows", type=parse_sizes, default=(), metavar="N,...", help="of --fused; default 1,2,3,4,8,16,32")
     add("--debug", action="store_true", help="show the traceback of a rank that failed")
 
 
@@ -60,6 +63,9 @@ def run(args: argparse.Namespace) -> int:
         modes=args.mode,
         device=args.device,
         algorithms=args.algorithm,
+        fused=args.fused,
+        hidden=args.hidden,
+        rows=args.rows,
     )
     if args.nccl_sweep:
         others = ("backends", "mode", "input", "plot")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEYS = ["backend", "transport", "algorithm", "world", "gpus", "dtype", "bytes", "mode", "us_median", "us_min", "us_max"]
-KEYS += ["replays", "repeats", "exact", "identical", "correctly_rounded"]
+KEYS += ["replays", "repeats", "exact", "identical", "correctly_rounded", "fused", "rows", "hidden"]
 
 
 def test_a_row_has_these_keys_and_no_others(tmp_path: Path) -> None:

@@ -42,14 +42,17 @@ PEERS = {
 
 @dataclass(frozen=True)
 class Job:
-    """One backend as one rank process runs it; `algorithm` is an option of ours, "" for the others."""
+    """One backend as one rank process runs it; `algorithm` is an option of ours, "" for the others. `norm`: residual
+    and RMSNorm are "fused" with it, come "behind" it, or "" are left out."""
 
     backend: str
     algorithm: str = ""
+    norm: str = ""
 
     @property
     def label(self) -> str:
-        return f"{self.backend} ({self.algorithm})" if self.algorithm else self.backend
+        name = f"{self.backend}+norm" if self.norm == "behind" else self.backend
+        return f"{name} ({self.algorithm})" if self.algorithm else name
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def names_for(device: str) -> tuple[str, ...]:
 
 
 def plan(
-    backends: Iterable[str], algorithms: Iterable[str], device: str, ranks: int, gpus: int
+    backends: Iterable[str], algorithms: Iterable[str], device: str, ranks: int, gpus: int, norms: bool = False
 ) -> tuple[list[Pass], dict[str, str]]:
     """The passes of a run in order, and for every backend that is in none of them the reason."""
     wanted, not_run = set(backends), not_installed(device)
@@ -80,10 +83,18 @@ def plan(
             not_run[entry.name] = reason
             continue
         choices = tuple(algorithms) if entry.name == "pcie_allreduce" else ("",)
-        jobs = tuple(Job(entry.name, choice) for choice in choices)
+        jobs = tuple(
+            Job(entry.name, choice, norm) for choice in choices for norm in (_norms(entry) if norms else ("",))
+        )
         key = tuple(sorted(entry.environment.items()))
         passes[key] = (*passes.get(key, ()), *jobs)
     return [Pass(dict(key), jobs) for key, jobs in passes.items()], not_run
+
+
+def _norms(entry: Entry) -> tuple[str, ...]:
+    if entry.name == "floor":
+        return ("",)
+    return ("fused", "behind") if entry.name == "pcie_allreduce" else ("behind", "")
 
 
 def _why_not(entry: Entry, wanted: bool, device: str, ranks: int, gpus: int) -> str | None:

@@ -7,10 +7,18 @@ from pcie_allreduce.bench.backends.base import Backend, Seat
 from pcie_allreduce.bench.backends.catalogue import Job
 from pcie_allreduce.bench.backends.floor import Floor
 from pcie_allreduce.bench.backends.ours import Ours
+from pcie_allreduce.bench.backends.with_norm import Behind, Fused
 
 
-def make(job: Job, seat: Seat, max_bytes: int) -> Backend:
-    """Collective over `seat.gloo`: all ranks make the same backends in the same order."""
+def make(job: Job, seat: Seat, max_bytes: int, hidden: int | None = None) -> Backend:
+    """Collective over `seat.gloo`: all ranks make the same backends in the same order. `hidden`: of rows to norm."""
+    backend = _make(job, seat, max_bytes)
+    if hidden is None or not job.norm:
+        return backend
+    return Fused(backend, hidden) if isinstance(backend, Ours) and job.norm == "fused" else Behind(backend, hidden)
+
+
+def _make(job: Job, seat: Seat, max_bytes: int) -> Backend:
     if job.backend == "pcie_allreduce":
         return Ours(seat, job.algorithm, max_bytes)
     if job.backend == "floor":

@@ -33,6 +33,10 @@ class Ours:
         )
         self.transport: str = self._comm.transport
 
+    @property
+    def communicator(self) -> pcie_allreduce.Communicator:
+        return self._comm
+
     def algorithm(self, x: torch.Tensor) -> str:
         return self._comm.algorithm_for(x)
 

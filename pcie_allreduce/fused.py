@@ -1,0 +1,127 @@
+"""All-reduce, residual and RMSNorm: arguments, and what happens behind an all-reduce that they are not fused with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from . import _C
+from .transport import DTYPE_CODES
+
+
+@dataclass(frozen=True)
+class FusedCall:
+    """The tensors of one call, checked."""
+
+    x: torch.Tensor
+    residual: torch.Tensor
+    weight: torch.Tensor
+    eps: float
+    weight_bias: float
+    normed: torch.Tensor
+    residual_out: torch.Tensor
+
+    @property
+    def hidden(self) -> int:
+        return self.weight.numel()
+
+    @property
+    def rows(self) -> int:
+        return self.x.numel() // self.hidden
+
+    def norm(self) -> _C.Norm:
+        """For the extension module, which takes addresses."""
+        return _C.Norm(
+            self.residual.data_ptr(), self.weight.data_ptr(), self.normed.data_ptr(), self.eps, self.weight_bias
+        )
+
+    def is_aligned(self) -> bool:
+        """Whether all memory begins at whole packs."""
+        tensors = (self.x, self.residual, self.weight, self.normed, self.residual_out)
+        return not any(tensor.data_ptr() % 16 for tensor in tensors)
+
+    def aligned(self) -> FusedCall:
+        """The same in memory that is aligned; the results must then be copied."""
+        return replace(
+            self,
+            x=self.x.clone(),
+            residual=self.residual.clone(),
+            weight=self.weight.clone(),
+            normed=torch.empty_like(self.normed),
+            residual_out=torch.empty_like(self.residual_out),
+        )
+
+
+def checked(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    weight_bias: float,
+    out: torch.Tensor | None,
+    residual_out: torch.Tensor | None,
+) -> FusedCall:
+    """Raises ValueError or TypeError; makes what was not given."""
+    given = {"x": x, "residual": residual, "weight": weight, "out": out, "residual_out": residual_out}
+    for name, tensor in given.items():
+        if tensor is None and name in ("out", "residual_out"):
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
+        shape = x.shape[-1:] if name == "weight" else x.shape
+        if tensor.dtype != x.dtype or tensor.device != x.device or tensor.shape != shape:
+            raise ValueError(
+                f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; with x {tuple(x.shape)} it must "
+                f"be {x.dtype} {tuple(shape)} on {x.device}"
+            )
+        if name != "x" and not tensor.is_contiguous():
+            raise ValueError(f"{name} is not contiguous: shape {tuple(tensor.shape)}, strides {tensor.stride()}")
+    if x.dim() == 0:
+        raise ValueError("x has no dimension to be normalised over")
+    if not eps >= 0:
+        raise ValueError(f"eps is {eps}; it must not be negative")
+    if residual.requires_grad and torch.is_grad_enabled():
+        raise ValueError("residual requires grad, and gradients are not recorded: use torch.no_grad()")
+    normed = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    residual_out = torch.empty_like(residual) if residual_out is None else residual_out
+    _require_apart("out", normed, residual=residual, weight=weight, residual_out=residual_out)
+    _require_apart("residual_out", residual_out, x=x, weight=weight)
+    _require_apart("out", normed, may_be=True, x=x)
+    _require_apart("residual_out", residual_out, may_be=True, residual=residual)
+    return FusedCall(x, residual, weight, float(eps), float(weight_bias), normed, residual_out)
+
+
+def _require_apart(name: str, out: torch.Tensor, may_be: bool = False, **others: torch.Tensor) -> None:
+    for other_name, other in others.items():
+        begin, other_begin = out.data_ptr(), other.data_ptr()
+        same = may_be and begin == other_begin
+        if not same and begin < other_begin + other.nbytes and other_begin < begin + out.nbytes:
+            raise ValueError(f"{name} and {other_name} overlap in memory")
+
+
+def add_rms_norm(reduced: torch.Tensor, call: FusedCall) -> None:
+    """Residual and norm behind an all-reduce whose sum was rounded already; writes the call's outputs.
+
+    `reduced` may be the memory of `normed`.
+    """
+    hidden = call.hidden
+    if reduced.is_cuda and call.is_aligned() and reduced.data_ptr() % 16 == 0 and hidden % 8 == 0 and hidden <= 16384:
+        dependent = torch.cuda.get_device_capability(reduced.device)[0] >= 9
+        stream = torch.cuda.current_stream(reduced.device).cuda_stream
+        with torch.cuda.device(reduced.device):
+            _C.add_rms_norm(
+                reduced.data_ptr(),
+                call.residual_out.data_ptr(),
+                call.rows,
+                hidden,
+                call.norm(),
+                DTYPE_CODES[reduced.dtype],
+                dependent,
+                stream,
+            )
+        return
+    call.residual_out.copy_(reduced.float() + call.residual.float())
+    values = call.residual_out.float()
+    scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + call.eps)
+    call.normed.copy_(values * scale * (call.weight.float() + call.weight_bias))

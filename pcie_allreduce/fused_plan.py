@@ -1,0 +1,115 @@
+"""Whether residual and RMSNorm are fused with a call's all-reduce, by which algorithm, and in what launch shape.
+
+Pure, as plan.py is: all ranks must come to the same answer, so it is a function of what they have agreed on. The
+alternative is the cheapest all-reduce, the fallback's among them, and a norm behind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from .plan import PACK_BYTES, WARP, LinkFigures, Tuned, choose, cost_us, packs_used
+
+MAX_HIDDEN = 16384
+MAX_BLOCKS = 128
+MAX_SHARED = 32 * 1024  # bytes a block: sums of squares, and the packs of a lane behind its first
+SMALL_BLOCK = 128  # threads: smaller blocks start and synchronise faster, and spread over more of the GPU
+NORM_US = 2.4  # a norm of its own behind an all-reduce: FlashInfer's at 1 to 8 rows of 7,168, two H200
+
+
+class Shape(NamedTuple):
+    """A launch that this GPU can hold: teams of `cluster` blocks of up to `threads`; `teams` at once."""
+
+    cluster: int
+    threads: int
+    teams: int
+
+
+@dataclass(frozen=True)
+class FusedPlan:
+    """One call's algorithm and launch: `teams` x `cluster` blocks of `threads` that move data. CPU ranks look at the
+    algorithm alone."""
+
+    algorithm: str
+    teams: int
+    cluster: int
+    threads: int
+
+
+def common(shapes: list[tuple[Shape, ...] | None]) -> tuple[Shape, ...] | None:
+    """What all ranks can hold."""
+    held = [rank for rank in shapes if rank is not None]
+    if not held:
+        return None
+    least: dict[tuple[int, int], int] = {}
+    for cluster, threads, teams in (shape for rank in held for shape in rank):
+        least[cluster, threads] = min(teams, least.get((cluster, threads), teams))
+    everywhere = [key for key in least if all(any(shape[:2] == key for shape in rank) for rank in held)]
+    return tuple(Shape(*key, least[key]) for key in everywhere if least[key] > 0)
+
+
+def fusable(hidden: int) -> bool:
+    """Whether rows are whole packs in every dtype, and not too long for a team."""
+    return 0 < hidden <= MAX_HIDDEN and hidden % 8 == 0
+
+
+@lru_cache(maxsize=4096)
+def choose_fused(
+    world: int,
+    rows: int,
+    hidden: int,
+    dtype_bytes: int,
+    islands: bool,
+    figures: LinkFigures,
+    area_packs: int,
+    algorithms: tuple[str, ...],
+    shapes: tuple[Shape, ...] | None,
+    algorithm: str = "auto",
+    tuned: Tuned = (),
+) -> FusedPlan | None:
+    """The plan of a fused call of rows (> 0); None where the all-reduce and a norm behind it are cheaper, or nothing
+    else is possible. `algorithms`: those that can be fused, on this kind of device."""
+    nbytes = rows * hidden * dtype_bytes
+    plain = choose(world, nbytes, dtype_bytes, islands, figures, area_packs, 1, algorithm, tuned)
+    if plain is None or not fusable(hidden):
+        return None
+    shape = (1, 1, 1) if shapes is None else fused_shape(rows, hidden * dtype_bytes // PACK_BYTES, shapes)
+    if shape is None:
+        return None
+    if plain.algorithm in algorithms:
+        return FusedPlan(plain.algorithm, *shape)
+    fits = packs_used("one_shot", world, nbytes, dtype_bytes, figures.staged) <= area_packs
+    if algorithm != "auto" or "one_shot" not in algorithms or not fits:
+        return None
+
+    def cost(name: str) -> float:
+        return cost_us(name, world, nbytes, dtype_bytes, islands, figures)
+
+    return FusedPlan("one_shot", *shape) if cost("one_shot") < cost(plain.algorithm) + NORM_US else None
+
+
+def fused_shape(rows: int, packs: int, shapes: tuple[Shape, ...]) -> tuple[int, int, int] | None:
+    """Teams, blocks of a team and threads for rows of so many packs; None where no shape holds them.
+
+    Few packs a lane come first, and then blocks near to SMALL_BLOCK.
+    """
+    best: tuple[tuple[int, int], tuple[int, int, int]] | None = None
+    for cluster, most, teams_at_once in shapes:
+        items = -(-packs // (cluster * most))  # of a row, a lane
+        threads = -(-packs // (cluster * items) // WARP) * WARP
+        teams = min(rows, teams_at_once, MAX_BLOCKS // cluster)
+        stacked = -(-rows // max(teams, 1))
+        if teams == 0 or (items > 1 and stacked > 1) or shared_bytes(items * stacked, packs, threads) > MAX_SHARED:
+            continue
+        rank = (items * stacked, abs(threads - SMALL_BLOCK))
+        if best is None or rank < best[0]:
+            best = rank, (teams, cluster, threads)
+    return None if best is None else best[1]
+
+
+def shared_bytes(items: int, packs: int, threads: int) -> int:
+    """An upper bound of what csrc/cuda/launch.cpp asks for."""
+    sums = -(-packs // (4 * WARP)) * PACK_BYTES
+    return 2 * PACK_BYTES + items * sums + (items - 1) * threads * PACK_BYTES

@@ -1,0 +1,336 @@
+"""All-reduce, residual and RMSNorm in one call, against float64, and bit for bit among the ranks."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+import torch
+from ranks import Rank, run_ranks
+from reference import DTYPES, SHORT, make_parts, to_bits
+
+import pcie_allreduce
+
+EPS = 1e-6
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=SHORT.get)
+Tensors = tuple[torch.Tensor, ...]
+
+
+def operands(me: Rank, rows: int, hidden: int, dtype: torch.dtype, kind: str = "normal", seed: int = 0) -> Tensors:
+    """Every rank's x, and the residual and weight that all have; on the CPU."""
+    *parts, residual, weight = make_parts(kind, me.world + 2, rows * hidden, dtype, seed)
+    return (*(part.reshape(rows, hidden) for part in (*parts, residual)), weight[:hidden])
+
+
+def exact(parts: Tensors, residual: torch.Tensor, weight: torch.Tensor, bias: float = 0.0) -> Tensors:
+    """The definition in float64, rounded nowhere."""
+    total = residual.double() + sum((part.double() for part in parts), torch.zeros_like(residual, dtype=torch.float64))
+    scale = torch.rsqrt(total.square().mean(-1, keepdim=True) + EPS)
+    return total * scale * (weight.double() + bias), total
+
+
+def units(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """How many numbers of got's type lie between it and the expected value, rounded to that type."""
+
+    def place(x: torch.Tensor) -> torch.Tensor:
+        bits = x.contiguous().view(torch.int32 if x.dtype == torch.float32 else torch.int16).long()
+        top = 31 if x.dtype == torch.float32 else 15
+        magnitude = bits & ((1 << top) - 1)
+        return torch.where(bits < 0, -magnitude, magnitude)
+
+    return (place(got.cpu()) - place(expected.to(got.dtype))).abs()
+
+
+def accumulated(parts: Tensors, residual: torch.Tensor) -> torch.Tensor:
+    """What float32 sums may be off by, where terms cancel."""
+    return (len(parts) + 1) * 2.0**-24 * (residual.double().abs() + sum(part.double().abs() for part in parts))
+
+
+def judge(me: Rank, got: Tensors, parts: Tensors, residual: torch.Tensor, weight: torch.Tensor, bias: float) -> None:
+    normed, total = (tensor.cpu() for tensor in got)
+    expected, expected_total = exact(parts, residual, weight, bias)
+    ulp = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 0.0}[total.dtype]
+    allowed = expected_total.abs() * ulp * (1 + 2.0**-10) + accumulated(parts, residual) + 2.0**-25
+    off = (total.double() - expected_total).abs() - allowed
+    assert float(off.max()) <= 0, f"residual_out is {float(off.max())} beyond one rounding"
+    if normed.dtype == torch.float32:
+        assert torch.allclose(normed.double(), expected, rtol=2e-5, atol=2e-6)
+    else:
+        # What cancels in the sum is off by more units than it has, whoever sums in float32.
+        clear = expected_total.abs() > 2.0**-8
+        apart = units(normed, expected)[clear]
+        assert int(apart.max()) <= 2
+        assert float((apart <= 1).float().mean()) >= 0.999
+    everybody = me.gather([to_bits(tensor).tobytes() for tensor in (normed, total)])
+    assert everybody == [everybody[0]] * me.world, "ranks differ"
+
+
+def random_values(me: Rank, shapes: list[tuple[int, int]], dtype: torch.dtype, options: dict[str, Any]) -> None:
+    with me.communicator(max_bytes=1 << 20, **options) as comm:
+        for turn, (rows, hidden) in enumerate(shapes):
+            *parts, residual, weight = operands(me, rows, hidden, dtype, seed=turn)
+            mine, into, scale = (tensor.to(me.device, copy=True) for tensor in (parts[me.rank], residual, weight))
+            assert comm.supports_fused(mine)
+            bias = float(turn % 2)
+            got = comm.all_reduce_add_rms_norm(mine, into, scale, EPS, weight_bias=bias)
+            judge(me, got, tuple(parts), residual, weight, bias)
+            assert torch.equal(mine.cpu(), parts[me.rank]), "x was changed"
+            assert torch.equal(into.cpu(), residual), "residual was changed"
+        comm.check()
+        assert comm.calls == len(shapes)
+
+
+SHAPES = [(1, 7168), (3, 7168), (8, 7168), (5, 4096), (7, 8), (2, 16384), (3, 5120), (1, 8), (11, 24), (2, 8192)]
+
+
+@dtypes
+@pytest.mark.parametrize("world", [2, 3, 4, 5, 8])
+def test_random_values_against_float64(world: int, dtype: torch.dtype, device: str) -> None:
+    run_ranks(world, random_values, SHAPES, dtype, {}, device=device)
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
+def test_every_algorithm_on_cpu_ranks(algorithm: str) -> None:
+    run_ranks(3, random_values, SHAPES, torch.bfloat16, {"algorithm": algorithm})
+
+
+def islands(me: Rank) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PCIE_ALLREDUCE_ISLANDS", "0-1|2-3")
+        random_values(me, SHAPES, torch.bfloat16, {"algorithm": "island"})
+
+
+def test_islands_on_cpu_ranks() -> None:
+    run_ranks(4, islands)
+
+
+def integers(me: Rank, rows: int, hidden: int, dtype: torch.dtype) -> None:
+    """Sums of integers are exact, so every bit of residual_out is known; rows of equal squares have a known scale."""
+    with me.communicator(max_bytes=1 << 20) as comm:
+        for turn in range(7):
+            sign = (torch.arange(rows * hidden).reshape(rows, hidden) * 7 + turn) % 2 * 2 - 1
+            x = (sign * (me.rank + 1)).to(dtype).to(me.device)
+            residual = (sign * 3).to(dtype).to(me.device)
+            weight = (torch.arange(hidden) % 5).to(dtype).to(me.device)
+            normed, total = comm.all_reduce_add_rms_norm(x, residual, weight, 0.0)
+            whole = 3 + me.world * (me.world + 1) // 2
+            assert torch.equal(total.cpu(), (sign * whole).to(dtype)), f"turn {turn}"
+            expected = (sign * (torch.arange(hidden) % 5)).to(dtype)
+            assert torch.allclose(normed.cpu().float(), expected.float(), rtol=2.0**-7), f"turn {turn}"
+
+
+@dtypes
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_integers(world: int, dtype: torch.dtype, device: str) -> None:
+    run_ranks(world, integers, 3, 1024, dtype, device=device)
+
+
+def in_place(me: Rank, offset: int) -> None:
+    """As engines call it: the residual is updated, and the norm takes the place of the input."""
+    with me.communicator(max_bytes=1 << 20) as comm:
+        *parts, residual, weight = operands(me, 3, 7168, torch.bfloat16)
+
+        def placed(values: torch.Tensor) -> torch.Tensor:
+            room = torch.empty(values.numel() + 8, dtype=values.dtype, device=me.device)
+            return room[offset : offset + values.numel()].view(values.shape).copy_(values)
+
+        x, into, scale = placed(parts[me.rank]), placed(residual), placed(weight)
+        expected = comm.all_reduce_add_rms_norm(x, into, scale, EPS)
+        for _ in range(3):
+            x.copy_(parts[me.rank])
+            into.copy_(residual)
+            normed, total = comm.all_reduce_add_rms_norm(x, into, scale, EPS, out=x, residual_out=into)
+            assert normed is x
+            assert total is into
+            assert torch.equal(x, expected[0])
+            assert torch.equal(into, expected[1])
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_in_place_and_unaligned(offset: int, device: str) -> None:
+    run_ranks(2, in_place, offset, device=device)
+
+
+def zeros(me: Rank) -> None:
+    """A zero comes out as +0.0, whatever zeros go in, and a row of zeros has no division by zero."""
+    with me.communicator(max_bytes=1 << 16) as comm:
+        for dtype in DTYPES:
+            x = torch.full((2, 64), -0.0, dtype=dtype, device=me.device)
+            got = comm.all_reduce_add_rms_norm(x, x.clone(), torch.ones(64, dtype=dtype, device=me.device), EPS)
+            for tensor in got:
+                assert not to_bits(tensor).any()
+
+
+def test_negative_zeros(device: str) -> None:
+    run_ranks(2, zeros, device=device)
+
+
+def mixed(me: Rank) -> None:
+    """Plain and fused calls in turn, of changing sizes, a rank late now and then."""
+    with me.communicator(max_bytes=1 << 18) as comm:
+        for turn in range(60):
+            hidden = (7168, 8, 4096, 64, 1024)[turn % 5]
+            rows = 1 + turn % 4
+            if turn % 11 == me.rank:
+                time.sleep(0.02)
+            x = torch.full((rows, hidden), float(me.rank + 1), device=me.device)
+            whole = me.world * (me.world + 1) // 2
+            if turn % 3 == 0:
+                assert bool((comm.all_reduce(x) == whole).all()), f"turn {turn}"
+                continue
+            weight = torch.full((hidden,), 2.0, device=me.device)
+            normed, total = comm.all_reduce_add_rms_norm(x, torch.full_like(x, float(turn)), weight, 0.0)
+            assert bool((total == whole + turn).all()), f"turn {turn}"
+            assert torch.allclose(normed, torch.full_like(normed, 2.0)), f"turn {turn}"
+        comm.check()
+
+
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_plain_and_fused_calls_in_turn(world: int, device: str) -> None:
+    run_ranks(world, mixed, device=device)
+
+
+def missing_rank(me: Rank) -> tuple[str, bool, bool]:
+    """Rank 1 makes no call: the others get NaN in both results, now and later."""
+    comm = me.communicator(max_bytes=1 << 18, timeout=1.0, warmup_timeout=1.0)
+    message, first, later = "", True, True
+    if me.rank != 1:
+        x = torch.ones((3, 7168), device=me.device)
+        outs = torch.zeros_like(x), torch.zeros_like(x)
+        caught = False
+        for turn in range(2):
+            try:
+                comm.all_reduce_add_rms_norm(x, x, x[0], EPS, out=outs[0], residual_out=outs[1])
+                if x.is_cuda:
+                    torch.cuda.synchronize()
+                comm.check()
+            except pcie_allreduce.AllReduceTimeout as error:
+                caught, message = True, str(error)
+            poisoned = all(bool(out.isnan().all()) for out in outs)
+            first, later = (poisoned, later) if turn == 0 else (first, poisoned)
+            for out in outs:
+                out.zero_()
+        assert caught
+    me.meet()
+    comm.close()
+    return message, first, later
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_failed_call_gives_nan_in_both(world: int, device: str) -> None:
+    for rank, (message, first, later) in enumerate(run_ranks(world, missing_rank, device=device)):
+        if rank != 1:
+            assert "rank 1 is missing" in message
+            assert first, "the failed call"
+            assert later, "a later call"
+
+
+def other_rows(me: Rank, plain: bool) -> str:
+    comm = me.communicator(max_bytes=1 << 18)
+    hidden = 3584 if me.rank == 0 else 7168
+    x = torch.ones((2 * 7168 // hidden, hidden), device=me.device)
+    try:
+        if plain and me.rank == 0:
+            comm.all_reduce(x)
+        else:
+            comm.all_reduce_add_rms_norm(x, x, x[0], EPS)
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        comm.check()
+    except pcie_allreduce.CallMismatch as error:
+        return str(error)
+    finally:
+        me.meet()
+        comm.close()
+    return "no error"
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_other_rows_are_a_mismatch_that_names_both(plain: bool, device: str) -> None:
+    for message in run_ranks(2, other_rows, plain, device=device):
+        assert "rows of 7168" in message, message
+        assert plain or "rows of 3584" in message, message
+        assert "57344 bytes of float32 by one_shot" in message, message
+
+
+def bad_arguments(me: Rank) -> None:
+    with me.communicator(max_bytes=1 << 18) as comm:
+        x = torch.ones((4, 64), device=me.device)
+        room = torch.ones(512, device=me.device)
+        good = {"residual": x.clone(), "weight": x[0].clone(), "eps": EPS}
+        for wrong, said in (
+            ({"residual": x[:3]}, "residual is torch.float32 (3, 64)"),
+            ({"residual": x.half()}, "residual is torch.float16"),
+            ({"weight": torch.ones(63, device=me.device)}, "weight is torch.float32 (63,)"),
+            ({"weight": x[:, 0].expand(64, 4)[:, 0]}, "weight is not contiguous"),
+            ({"residual": x.t().contiguous().t()}, "residual is not contiguous"),
+            ({"eps": -1.0}, "eps is -1.0"),
+            ({"out": room[:256].view(4, 64), "residual_out": room[64:320].view(4, 64)}, "overlap"),
+            ({"residual_out": x}, "residual_out and x overlap"),
+        ):
+            with pytest.raises(ValueError, match=re.escape(said)):
+                comm.all_reduce_add_rms_norm(x, **{**good, **wrong})
+        with pytest.raises(TypeError, match=r"residual must be a torch\.Tensor, not NoneType"):
+            comm.all_reduce_add_rms_norm(x, None, x[0].clone(), EPS)
+        normed, total = comm.all_reduce_add_rms_norm(x, **good)  # nothing of the above was sent
+        assert bool((total == me.world + 1).all())
+        assert torch.allclose(normed, torch.ones_like(normed))
+        empty = comm.all_reduce_add_rms_norm(x[:0], x[:0].clone(), x[0].clone(), EPS)
+        assert [tuple(tensor.shape) for tensor in empty] == [(0, 64)] * 2
+
+
+def test_bad_arguments(device: str) -> None:
+    run_ranks(2, bad_arguments, device=device)
+
+
+def separately(me: Rank) -> None:
+    """What is not fused goes through an all-reduce and a norm behind it, and so through the fallback too."""
+    with me.communicator(max_bytes=1 << 16, fallback=me.group if me.device == "cpu" else None) as comm:
+        shapes = [(3, 63), (2, 7)] + ([(64, 2048)] if me.device == "cpu" else [])
+        for turn, (rows, hidden) in enumerate(shapes):
+            *parts, residual, weight = operands(me, rows, hidden, torch.float32, seed=turn)
+            mine, into, scale = (tensor.to(me.device, copy=True) for tensor in (parts[me.rank], residual, weight))
+            assert not comm.supports_fused(mine)
+            assert comm.fused_plan_for(mine) is None
+            got = comm.all_reduce_add_rms_norm(mine, into, scale, EPS, out=mine, residual_out=into)
+            judge(me, got, tuple(parts), residual, weight, 0.0)
+
+
+def test_what_is_not_fused(device: str) -> None:
+    run_ranks(2, separately, device=device)
+
+
+def through_host_memory(me: Rank) -> None:
+    with me.communicator(max_bytes=1 << 18, transport="host") as comm:
+        *parts, residual, weight = operands(me, 3, 4096, torch.float32)
+        mine, into, scale = (tensor.to(me.device, copy=True) for tensor in (parts[me.rank], residual, weight))
+        assert not comm.supports_fused(mine)
+        got = comm.all_reduce_add_rms_norm(mine, into, scale, EPS)
+        judge(me, got, tuple(parts), residual, weight, 0.0)
+
+
+def test_through_host_memory_the_norm_comes_behind(device: str) -> None:
+    run_ranks(2, through_host_memory, device=device)
+
+
+def compiled(me: Rank) -> None:
+    with me.communicator(max_bytes=1 << 18) as comm:
+
+        def layer(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Tensors:
+            normed, residual = comm.all_reduce_add_rms_norm(x * 2, residual, weight, EPS, residual_out=residual)
+            return normed + 1, residual
+
+        x = torch.full((3, 64), float(me.rank + 1), device=me.device)
+        weight = torch.ones(64, device=me.device)
+        got = torch.compile(layer, fullgraph=True, backend="aot_eager")(x, torch.zeros_like(x), weight)
+        into = torch.zeros_like(x)
+        expected = layer(x, into, weight)
+        for one, other in zip(got, expected, strict=True):
+            assert torch.equal(one, other)
+        assert bool((got[1] == me.world * (me.world + 1)).all())
+
+
+def test_compiled_without_a_break(device: str) -> None:
+    run_ranks(2, compiled, device=device, timeout=180)
