@@ -334,3 +334,115 @@ def compiled(me: Rank) -> None:
 
 def test_compiled_without_a_break(device: str) -> None:
     run_ranks(2, compiled, device=device, timeout=180)
+
+
+def in_graph(me: Rank, rows: int, hidden: int, calls: int, replays: int) -> None:
+    """A chain of calls as engines make them, residual and norm in place; inputs change between replays, a rank is late
+    now and then, and what the chain gives is what the same calls give one by one."""
+    with me.communicator(max_bytes=1 << 20) as comm:
+        x = torch.zeros((rows, hidden), dtype=torch.bfloat16, device=me.device)
+        residual = torch.zeros_like(x)
+        weight = torch.linspace(0.5, 1.5, hidden, device=me.device).to(x.dtype)
+        assert comm.supports_fused(x)
+
+        def chain() -> None:
+            for _ in range(calls):
+                comm.all_reduce_add_rms_norm(x, residual, weight, EPS, out=x, residual_out=residual)
+
+        def fill(turn: int) -> None:
+            *parts, into, _ = operands(me, rows, hidden, x.dtype, seed=turn)
+            x.copy_(parts[me.rank])
+            residual.copy_(into)
+
+        graph = torch.cuda.CUDAGraph()
+        with comm.capture(), torch.cuda.graph(graph):
+            chain()
+        for turn in range(replays):
+            fill(turn)
+            if turn % 5 == me.rank:
+                torch.cuda._sleep(50_000_000)
+            graph.replay()
+            torch.cuda.synchronize()
+            got = x.clone(), residual.clone()
+            fill(turn)
+            chain()
+            assert torch.equal(got[0], x), f"replay {turn}"
+            assert torch.equal(got[1], residual), f"replay {turn}"
+            everybody = me.gather([to_bits(tensor).tobytes() for tensor in got])
+            assert everybody == [everybody[0]] * me.world, f"replay {turn}: ranks differ"
+        comm.check()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("world", [2, 8])
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 7168), (3, 7168), (8, 7168), (5, 4096), (2, 16384), (3, 8)])
+def test_in_a_graph(world: int, rows: int, hidden: int) -> None:
+    run_ranks(world, in_graph, rows, hidden, 7, 10, device="cuda")
+
+
+@pytest.mark.gpu
+def test_a_whole_verify_pass_in_a_graph() -> None:
+    run_ranks(2, in_graph, 3, 7168, 122, 10, device="cuda")
+
+
+def shapes_agree(me: Rank) -> None:
+    """No launch shape changes a bit."""
+    from pcie_allreduce.fused import checked
+    from pcie_allreduce.fused_plan import FusedPlan
+
+    with me.communicator(max_bytes=1 << 20) as comm:
+        *parts, residual, weight = (tensor.to(me.device) for tensor in operands(me, 4, 7168, torch.bfloat16))
+        seen = []
+        shapes = [(4, 1, 448), (4, 7, 128), (2, 7, 128), (4, 8, 128), (1, 4, 224), (4, 2, 224), (4, 4, 128)]
+        for teams, cluster, threads in shapes:
+            call = checked(parts[me.rank], residual, weight, EPS, 0.0, None, None)
+            assert not comm._transport.all_reduce_add_rms_norm(call, FusedPlan("one_shot", teams, cluster, threads))
+            torch.cuda.synchronize()
+            comm.check()
+            seen.append((call.normed, call.residual_out))
+        for (teams, cluster, threads), (normed, total) in zip(shapes, seen, strict=True):
+            assert torch.equal(normed, seen[0][0]), f"{teams} x {cluster} x {threads}"
+            assert torch.equal(total, seen[0][1]), f"{teams} x {cluster} x {threads}"
+        judge(me, seen[0], tuple(part.cpu() for part in parts), residual.cpu(), weight.cpu(), 0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("world", [2, 8])
+def test_no_launch_shape_changes_a_bit(world: int) -> None:
+    run_ranks(world, shapes_agree, device="cuda")
+
+
+def fails_in_graph(me: Rank) -> None:
+    """Rank 1 stops replaying: both results are NaN from that replay on, in every launch shape."""
+    from pcie_allreduce.fused import checked
+    from pcie_allreduce.fused_plan import FusedPlan
+
+    for cluster, threads in ((1, 448), (7, 128), (8, 128)):
+        comm = me.communicator(max_bytes=1 << 18, timeout=1.0, warmup_timeout=1.0)
+        x = torch.ones((3, 7168), dtype=torch.bfloat16, device=me.device)
+        call = checked(x, x.clone(), x[0].clone(), EPS, 0.0, None, None)
+        graph = torch.cuda.CUDAGraph()
+        with comm.capture(), torch.cuda.graph(graph):
+            comm._transport.all_reduce_add_rms_norm(call, FusedPlan("one_shot", 3, cluster, threads))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert bool((call.residual_out == me.world + 1).all())
+        me.meet()
+        if me.rank != 1:
+            for _ in range(2):
+                call.normed.zero_()
+                call.residual_out.zero_()
+                graph.replay()
+                torch.cuda.synchronize()
+                assert bool(call.normed.isnan().all()), f"{cluster} x {threads}"
+                assert bool(call.residual_out.isnan().all()), f"{cluster} x {threads}"
+            with pytest.raises(pcie_allreduce.AllReduceTimeout, match="rank 1 is missing"):
+                comm.check()
+        me.meet()
+        comm.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("world", [2, 8])
+def test_a_rank_missing_in_a_replay_gives_nan_in_both(world: int) -> None:
+    run_ranks(world, fails_in_graph, device="cuda", timeout=120)

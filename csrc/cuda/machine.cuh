@@ -81,7 +81,6 @@ class Machine {
     const Word first = threadIdx.x < data_threads() ? blockIdx.x * data_threads() + threadIdx.x : units;
     return {first, units, gridDim.x * data_threads()};
   }
-  __device__ __forceinline__ Range rearms(Word units) const { return share(units); }
   __device__ __forceinline__ Range once_a_block(Word tasks) const {
     return {threadIdx.x < data_threads() ? tasks : threadIdx.x - data_threads(), tasks, kStewards};
   }

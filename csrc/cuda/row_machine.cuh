@@ -45,11 +45,7 @@ class RowMachine : public Machine<Element, kShare> {
       residual_ = ptx::ld_weak_v4(static_cast<const Pack*>(norm_.residual) + first_);
       weight_ = ptx::ld_weak_v4(static_cast<const Pack*>(norm_.weight) + lane_);
     }
-    if constexpr (kOnePack) {
-      return Part<Never>{first_, end_, {}};
-    } else {
-      return Range{first_, end_, rows_.step};
-    }
+    return Part<decltype(step())>{first_, end_, step()};
   }
 
   __device__ __forceinline__ void add_residual(Word i, typename Element::Sum& sum) const {
@@ -100,16 +96,16 @@ class RowMachine : public Machine<Element, kShare> {
   __device__ __forceinline__ void end_call(const Call& call, Word used) {
     Base::end_call(call, used);  // by the stewards
     float scale = scale_for(total_, rows_.inverse_hidden, norm_.eps);
-    if (first_ < end_) give(first_, kept_, weight_, scale);
-    if constexpr (!kOnePack) {
-      Word k = 1;
-      for (Word i = first_ + rows_.step; first_ < end_ && i < end_; i += rows_.step, ++k) {
-        const Pack weight = rows_.stacked ? weight_ : static_cast<const Pack*>(norm_.weight)[lane_ + k * rows_.step];
-        if (rows_.stacked) {
-          scale = scale_for(row_total(sums_ + k * rows_.group_step, rows_.groups), rows_.inverse_hidden, norm_.eps);
-        }
-        give(i, kept(k), weight, scale);
+    Word k = 0;
+    for (Word i = first_; i < end_; i += step(), ++k) {
+      const bool first = kOnePack || k == 0;
+      if (!first && rows_.stacked) {
+        scale = scale_for(row_total(sums_ + k * rows_.group_step, rows_.groups), rows_.inverse_hidden, norm_.eps);
       }
+      const Pack weight = first || rows_.stacked
+                              ? weight_
+                              : ptx::ld_weak_v4(static_cast<const Pack*>(norm_.weight) + lane_ + k * rows_.step);
+      static_cast<Pack*>(norm_.normed)[i] = Element::scaled(kept(k), weight, scale, norm_.weight_bias);
     }
   }
 
@@ -121,10 +117,16 @@ class RowMachine : public Machine<Element, kShare> {
     __shared__ std::uint64_t barrier;
     return &barrier;
   }
-  __device__ __forceinline__ Pack kept(Word k) const { return k == 0 ? kept_ : kept_more_[(k - 1) * data_threads()]; }
-
-  __device__ __forceinline__ void give(Word i, const Pack& values, const Pack& weight, float scale) const {
-    static_cast<Pack*>(norm_.normed)[i] = Element::scaled(values, weight, scale, norm_.weight_bias);
+  // From one pack of a lane to its next.
+  __device__ __forceinline__ auto step() const {
+    if constexpr (kOnePack) {
+      return Never{};
+    } else {
+      return rows_.step;
+    }
+  }
+  __device__ __forceinline__ Pack kept(Word k) const {
+    return kOnePack || k == 0 ? kept_ : kept_more_[(k - 1) * data_threads()];
   }
 
   // Of every 32 packs of a row, into the shared memory of every block of the team.

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         rows=args.rows,
     )
     if args.nccl_sweep:
-        others = ("backends", "mode", "input", "plot")
+        others = ("backends", "mode", "input", "plot", "fused", "hidden", "rows")
         given = [f"--{name}" for name in others if getattr(args, name)]
         if given or args.algorithm != ("auto",):
             print(f"--nccl-sweep does not go with {', '.join(given) or '--algorithm'}", file=sys.stderr)

@@ -46,6 +46,17 @@ def test_each_algorithm_of_ours_is_a_job() -> None:
     assert passes[0].jobs == (Job("pcie_allreduce", "auto"), Job("pcie_allreduce", "one_shot"))
 
 
+def test_with_norms_ours_is_fused_and_every_backend_has_one_behind_it() -> None:
+    passes, _ = plan(["pcie_allreduce", "nccl", "floor"], ["auto"], "cuda", ranks=2, gpus=2, norms=True)
+    assert [(job.label, job.norm) for job in passes[0].jobs] == [
+        ("pcie_allreduce (auto)", "fused"),
+        ("pcie_allreduce+norm (auto)", "behind"),
+        ("nccl+norm", "behind"),
+        ("nccl", ""),
+        ("floor", ""),
+    ]
+
+
 def test_peers_are_said_to_be_missing_or_without_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(package: str) -> str:
         if package == "vllm":

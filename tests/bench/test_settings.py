@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from pcie_allreduce.bench.settings import DEFAULT_SIZES, CannotRun, Machine, Recording, Request, settle
+from pcie_allreduce.bench.settings import (
+    DEFAULT_HIDDEN,
+    DEFAULT_ROWS,
+    DEFAULT_SIZES,
+    CannotRun,
+    Machine,
+    Recording,
+    Request,
+    settle,
+)
 
 NO_GPU = Machine(gpus=0, cuda_build=False, mps=False)
 ONE_GPU = Machine(gpus=1, cuda_build=True, mps=False)
@@ -92,3 +101,27 @@ def test_a_recording_brings_its_size_and_dtype() -> None:
 def test_what_is_named_twice_is_measured_once() -> None:
     settings = settle(Request(sizes=(1024, 1024), backends=("gloo", "gloo"), algorithms=("auto", "auto")), NO_GPU)
     assert (settings.sizes, settings.backends, settings.algorithms) == ((1024,), ("gloo",), ("auto",))
+
+
+def test_rows_to_be_normalised() -> None:
+    settings = settle(Request(fused=True), NO_GPU)
+    assert settings.hidden == DEFAULT_HIDDEN
+    assert settings.sizes == tuple(rows * DEFAULT_HIDDEN * 2 for rows in DEFAULT_ROWS)
+    settings = settle(Request(fused=True, hidden=4096, rows=(3, 1, 3), dtype="fp32"), NO_GPU)
+    assert (settings.hidden, settings.sizes) == (4096, (3 * 4096 * 4, 4096 * 4))
+    assert settle(Request(), NO_GPU).hidden is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (Request(hidden=4096), "--hidden and --rows belong to --fused"),
+        (Request(rows=(1,)), "--hidden and --rows belong to --fused"),
+        (Request(fused=True, sizes=(1024,)), "--sizes and --input do not go with it"),
+        (Request(fused=True, hidden=0), "--hidden 0"),
+        (Request(fused=True, rows=(0,)), "--rows 0"),
+    ],
+)
+def test_rows_that_cannot_be_normalised(request_: Request, words: str) -> None:
+    with pytest.raises(CannotRun, match=words):
+        settle(request_, NO_GPU)

@@ -57,8 +57,10 @@ def memory_beside_the_path(compiled: Compiled, variant: Variant) -> Iterator[str
     yield from _differences(accesses(kernel, beside), beside_the_path(variant))
 
 
-def only_global_memory(compiled: Compiled, _: Variant) -> Iterator[str]:
-    found = compiled.kernel.names(set(compiled.kernel.find(*OTHER_MEMORY)))
+def only_global_memory(compiled: Compiled, variant: Variant) -> Iterator[str]:
+    """And in a fused kernel the shared memory of its block, or its cluster."""
+    allowed = {"LDS", "STS"} if variant.fused else set()
+    found = compiled.kernel.names(set(compiled.kernel.find(*(OTHER_MEMORY - allowed))))
     if found:
         yield f"memory is accessed by other means than LDG and STG: {dict(found)}"
 
@@ -70,8 +72,9 @@ def one_election_one_fence(compiled: Compiled, variant: Variant) -> Iterator[str
     elections = kernel.find(*ATOMICS)
     if (names := kernel.names(set(elections))) != {"ATOMG.E.EXCH.STRONG.GPU": 1}:
         yield f"atomics other than one election: {dict(names)}"
-    if (names := kernel.names(set(kernel.find("MEMBAR", "FENCE")))) != {"MEMBAR.ALL.SYS": 1 + staged}:
-        yield f"fences other than {1 + staged} system fence(s): {dict(names)}"
+    fences = {"MEMBAR.ALL.SYS": 1 + staged, **({"MEMBAR.ALL.CTA": 1} if variant.clustered else {})}  # beside it
+    if (names := kernel.names(set(kernel.find("MEMBAR", "FENCE")))) != fences:
+        yield f"fences other than {fences}: {dict(names)}"
     unelected = kernel.reachable(frozenset(elections)) & set(kernel.find("MEMBAR", "FENCE"))
     if len(unelected) != staged:
         yield f"fences without an election: {dict(kernel.names(unelected))}"
@@ -88,11 +91,18 @@ def waits_for_its_predecessor(compiled: Compiled, _: Variant) -> Iterator[str]:
         yield f"before griddepcontrol.wait: {dict(kernel.names(before))}"
 
 
+def meetings(kernel: Kernel, variant: Variant) -> list[int]:
+    """Where the threads of a block wait for each other; those of a cluster, for the last sum of squares."""
+    if variant.clustered:
+        return [index for index in kernel.find("SYNCS") if "PHASECHK" in kernel.code[index].modifiers]
+    return kernel.find("BAR")
+
+
 def lets_its_successor_start(compiled: Compiled, variant: Variant) -> Iterator[str]:
     """launch_dependents stands behind the block barrier that stands behind the last poll; so does the block's state, of
     which one half is the only access of its kind."""
     kernel = compiled.kernel
-    triggers, barriers = kernel.find("PREEXIT"), kernel.find("BAR")
+    triggers, barriers = kernel.find("PREEXIT"), meetings(kernel, variant)
     if len(triggers) != 1 or kernel.code[triggers[0]].predicate:
         yield f"griddepcontrol.launch_dependents, unconditional, is there {len(triggers)} times"
     before = kernel.reachable(frozenset(barriers))

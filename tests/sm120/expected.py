@@ -49,6 +49,12 @@ def one_shot(world: int, _: int) -> Steps:
     return Steps(sends=world - 1, looks=world, stages=1, alone=0, reads=2 + 1, writes=1 + 1, again=(1, 0, 0))
 
 
+def fused_one_shot(world: int, _: int) -> Steps:
+    plain = one_shot(world, 0)
+    # The first residual and weight early, the others late; a normed pack, and NaN twice where there was one.
+    return replace(plain, reads=plain.reads + 2 + 2, writes=plain.writes + 1 + 1, again=(1 + 2, 0, 0))
+
+
 def two_shot(world: int, _: int) -> Steps:
     shards = world - 1  # of others: sent to them, and their sums received
     return Steps(
@@ -101,6 +107,7 @@ def staged_two_shot(world: int, _: int) -> Steps:
 
 ALGORITHMS: dict[str, tuple[Callable[[int, int], Steps], tuple[int, ...]]] = {
     "one_shot": (one_shot, (2, 3, 4, 5, 6, 7, 8)),
+    "fused_one_shot": (fused_one_shot, (2, 3, 4, 5, 6, 7, 8)),
     "two_shot": (two_shot, (2, 3, 4, 5, 6, 7, 8)),
     "island": (island, (4, 6, 8)),
     "staged_one_shot": (staged_one_shot, (2, 3, 4, 5, 6, 7, 8)),
@@ -111,6 +118,11 @@ ALGORITHMS: dict[str, tuple[Callable[[int, int], Steps], tuple[int, ...]]] = {
 def variants(algorithm: str) -> Iterator[Variant]:
     for world in ALGORITHMS[algorithm][1]:
         for dtype in ELEMENT_BYTES:
+            if algorithm.startswith("fused"):
+                for share in SHARES[:2]:
+                    yield Variant(algorithm, dtype, world, share, clustered=False)
+                    yield Variant(algorithm, dtype, world, share, clustered=True)
+                continue
             for share in SHARES[1:] if algorithm.startswith("staged") else SHARES:
                 yield Variant(algorithm, dtype, world, share)
 

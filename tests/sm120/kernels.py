@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 ELEMENTS = {"7Float32": "float32", "8IeeeHalf": "float16", "9BrainHalf": "bfloat16"}
 SHARES = ("one pack", "packs", "elements")  # what a lane has to do at most, as csrc/cuda/launch.h counts them
-# Of a function in an anonymous namespace: run_<algorithm><Element, ranks, share>, as the compiler spells it.
-MANGLED = re.compile(r"run_([a-z_]+?)I\w*?(7Float32|8IeeeHalf|9BrainHalf)E*Li(\d)EL\w*?5ShareE([012])E")
+# Of a function in an anonymous namespace: run_<algorithm><Element, ranks, share>, and of a fused
+# one whether it has clusters, as the compiler spells it.
+MANGLED = re.compile(r"run_([a-z_]+?)I\w*?(7Float32|8IeeeHalf|9BrainHalf)E*Li(\d)EL\w*?5ShareE([012])E(?:Lb([01])E)?")
 USAGE = re.compile(
     r"Function (?P<name>\S+?):\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+) SHARED:\d+ LOCAL:(?P<local>\d+)"
 )
@@ -33,9 +34,14 @@ class Variant:
     dtype: str
     world: int
     share: str
+    clustered: bool = False  # of a fused kernel: blocks of a cluster share rows
+
+    @property
+    def fused(self) -> bool:
+        return self.algorithm.startswith("fused")
 
     def __str__(self) -> str:
-        return f"{self.algorithm} {self.dtype} x{self.world} {self.share}"
+        return f"{self.algorithm} {self.dtype} x{self.world} {self.share}{' clustered' if self.clustered else ''}"
 
 
 @dataclass(frozen=True)
@@ -90,9 +96,9 @@ def variant_of(mangled: str) -> Variant | None:
     found = MANGLED.search(mangled)
     if found is None:
         return None
-    algorithm, element, ranks, share = found.groups()
+    algorithm, element, ranks, share, clustered = found.groups()
     world = int(ranks) * (2 if algorithm == "island" else 1)  # island's parameter is half the ranks
-    return Variant(algorithm, ELEMENTS[element], world, SHARES[int(share)])
+    return Variant(algorithm, ELEMENTS[element], world, SHARES[int(share)], clustered == "1")
 
 
 def by_variant(compiled: dict[str, Compiled]) -> dict[Variant, Compiled]:

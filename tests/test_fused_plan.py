@@ -1,0 +1,125 @@
+"""Which calls are fused, and in which launch shape: the same answer on every rank, and never one that does not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from pcie_allreduce import _C
+from pcie_allreduce.fused_plan import (
+    MAX_BLOCKS,
+    MAX_HIDDEN,
+    MAX_SHARED,
+    NORM_US,
+    FusedPlan,
+    Shape,
+    choose_fused,
+    common,
+    fused_shape,
+    shared_bytes,
+)
+from pcie_allreduce.plan import Step, area_packs_for, choose, cost_us
+from pcie_allreduce.presets import PRESETS
+
+SWITCH = PRESETS["pcie5-switch"].figures
+ONE_SHOT = ("one_shot",)
+ALL = ("one_shot", "two_shot", "island")
+SHAPES = (Shape(1, 608, 64), *(Shape(c, t, 240 // c) for t in (128, 256) for c in range(2, 9)))
+
+
+def chosen(
+    world: int,
+    rows: int,
+    hidden: int = 7168,
+    algorithms: tuple[str, ...] = ONE_SHOT,
+    shapes: tuple[Shape, ...] | None = SHAPES,
+    **more: object,
+) -> FusedPlan | None:
+    area = area_packs_for(world, 2 << 20)
+    return choose_fused(world, rows, hidden, 2, False, SWITCH, area, algorithms, shapes, **more)  # type: ignore[arg-type]
+
+
+def test_limits_are_the_extension_modules() -> None:
+    assert (MAX_BLOCKS, MAX_HIDDEN) == (_C.MAX_BLOCKS, _C.MAX_HIDDEN)
+
+
+@pytest.mark.parametrize("hidden", [0, 7, 63, 7172, 16392, 32768])
+def test_rows_that_are_no_whole_packs_or_too_long_are_not_fused(hidden: int) -> None:
+    assert chosen(2, 1, hidden) is None
+
+
+@pytest.mark.parametrize("hidden", [8, 64, 4096, 5120, 6144, 7168, 8192, 16384])
+@pytest.mark.parametrize("dtype_bytes", [2, 4])
+@pytest.mark.parametrize("rows", [1, 3, 8, 32, 100, 1000])
+def test_a_shape_holds_its_rows(hidden: int, dtype_bytes: int, rows: int) -> None:
+    packs = hidden * dtype_bytes // 16
+    shape = fused_shape(rows, packs, SHAPES)
+    if shape is None:
+        assert rows > 32, "few rows must be served"
+        return
+    teams, cluster, threads = shape
+    lanes = cluster * threads
+    most = max(held.teams for held in SHAPES if held.cluster == cluster and held.threads >= threads)
+    assert teams <= min(rows, most)
+    assert teams * cluster <= MAX_BLOCKS
+    assert threads % 32 == 0
+    items = -(-packs // lanes)
+    assert items == 1 or teams == rows, "several rows and several packs a lane do not go together"
+    assert shared_bytes(items * -(-rows // teams), packs, threads) <= MAX_SHARED
+
+
+def test_few_packs_a_lane_and_small_blocks() -> None:
+    assert fused_shape(3, 896, SHAPES) == (3, 7, 128)
+    assert fused_shape(1, 512, SHAPES) == (1, 4, 128)
+    assert fused_shape(1, 1024, SHAPES) == (1, 8, 128)
+    assert fused_shape(1, 1, SHAPES) == (1, 1, 32)
+    assert fused_shape(3, 896, (Shape(1, 608, 64),)) == (3, 1, 448)
+
+
+def test_no_shape_no_fusion() -> None:
+    assert fused_shape(1, 896, ()) is None
+    assert fused_shape(1, 2048, (Shape(1, 608, 64),)) == (1, 1, 512)
+    assert fused_shape(65, 896, (Shape(1, 608, 64),)) is None, "two packs of each of two rows"
+    assert chosen(2, 1, shapes=()) is None
+
+
+def test_two_ranks_are_always_fused() -> None:
+    for rows in (1, 3, 8, 32):
+        plan = chosen(2, rows)
+        assert plan is not None
+        assert plan.algorithm == "one_shot"
+
+
+def test_eight_ranks_are_fused_until_one_shot_and_its_norm_cost_more() -> None:
+    rows = 1
+    while chosen(8, rows) is not None:
+        rows += 1
+    assert rows > 1
+    nbytes = rows * 7168 * 2
+    best = choose(8, nbytes, 2, False, SWITCH, area_packs_for(8, 2 << 20), 128)
+    assert best is not None
+    assert best.algorithm != "one_shot"
+    assert cost_us("one_shot", 8, nbytes, 2, False, SWITCH) >= NORM_US + cost_us(
+        best.algorithm, 8, nbytes, 2, False, SWITCH
+    )
+
+
+def test_an_algorithm_that_was_asked_for_is_kept() -> None:
+    assert chosen(8, 4, algorithm="two_shot") is None
+    fused = chosen(8, 4, algorithm="one_shot")
+    assert fused is not None
+    assert fused.algorithm == "one_shot"
+    everything = chosen(8, 4, algorithms=ALL, shapes=None, algorithm="two_shot")
+    assert everything == FusedPlan("two_shot", 1, 1, 1)
+
+
+def test_a_tuned_table_decides_what_the_alternative_is() -> None:
+    tuned = (Step(2, 1 << 20, "two_shot"),)
+    everything = chosen(8, 1, algorithms=ALL, shapes=None, tuned=tuned)
+    assert everything is not None
+    assert everything.algorithm == "two_shot"
+
+
+def test_what_all_ranks_can_hold() -> None:
+    one, other = (Shape(1, 608, 64), Shape(2, 128, 9), Shape(4, 128, 0)), (Shape(2, 128, 7), Shape(1, 608, 65))
+    assert set(common([one, other]) or ()) == {Shape(1, 608, 64), Shape(2, 128, 7)}
+    assert common([None, None]) is None
