@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from pcie_allreduce.bench.backends.base import Backend
+from pcie_allreduce.bench.backends.ours import Ours
+from pcie_allreduce.fused import FusedCall, add_rms_norm
 
 EPSILON = 1e-5
 
@@ -30,9 +31,10 @@ class Joint(Protocol):
 
 
 def add_and_norm(reduced: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Two kernels of torch; engines have one for it."""
-    residual.add_(reduced)
-    return F.rms_norm(residual, weight.shape, weight, EPSILON)
+    """One kernel on a GPU, as engines have one for it."""
+    call = FusedCall(reduced, residual, weight, EPSILON, 0.0, torch.empty_like(reduced), residual)
+    add_rms_norm(reduced, call)
+    return call.normed
 
 
 class Alone:
@@ -65,3 +67,22 @@ class Reduced:
         reduced = partial if self._backend.in_place else torch.empty_like(partial)
         self._backend.launch(partial, reduced)
         return add_and_norm(reduced, residual, weight)
+
+
+class Fused:
+    """Ours, with add and norm in the same kernel."""
+
+    def __init__(self, ours: Ours) -> None:
+        self.label = f"{ours.name} fused"
+        self._comm = ours.communicator
+        self.capture = ours.capture
+        self.check = ours.check
+
+    def join(self, partial: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        normed, _ = self._comm.all_reduce_add_rms_norm(partial, residual, weight, EPSILON, residual_out=residual)
+        return normed
+
+    def algorithm(self, x: torch.Tensor) -> str:
+        """ "none" where it takes two steps after all."""
+        plan = self._comm.fused_plan_for(x)
+        return "none" if plan is None else plan.algorithm

@@ -16,6 +16,7 @@ from pcie_allreduce.bench.backends import catalogue
 from pcie_allreduce.bench.backends.catalogue import Pass
 from pcie_allreduce.bench.case import Message
 from pcie_allreduce.bench.ranks import RanksFailed, run_pass
+from pcie_allreduce.bench.report import OURS
 from pcie_allreduce.bench.run import CANNOT_RUN, FAILED, INTERRUPTED, OK, check_writable, progress_bar
 from pcie_allreduce.bench.settings import CannotRun, Machine, Request, Settings, settle
 from pcie_allreduce.plots.bars import draw_passes
@@ -146,5 +147,7 @@ def _measure(settings: Settings, asked: Asked, stamp: dict[str, Any]) -> tuple[l
 
 
 def _steps(settings: Settings, asked: Asked, passes: list[Pass]) -> int:
-    """Every joint, the one without communication too, tells of its preparation and its repeats."""
-    return len(asked.rows) * (settings.repeats + 1) * sum(len(work.jobs) + 1 for work in passes)
+    """Every joint tells of its preparation and its repeats: each job's, one without communication, and ours fused."""
+    jobs = [job.backend for work in passes for job in work.jobs]
+    joints = len(passes) + len(jobs) + jobs.count(OURS)
+    return len(asked.rows) * (settings.repeats + 1) * joints

@@ -13,12 +13,13 @@ import torch.distributed as dist
 from pcie_allreduce.bench.backends.base import Backend, Seat
 from pcie_allreduce.bench.backends.catalogue import Job
 from pcie_allreduce.bench.backends.make import make
+from pcie_allreduce.bench.backends.ours import Ours
 from pcie_allreduce.bench.case import Message, Tell
 from pcie_allreduce.bench.correctness import digest
 from pcie_allreduce.bench.procedure import GpuClock, HostClock, Stopwatch, fold, time_repeat
 from pcie_allreduce.bench.report import OURS
 from pcie_allreduce.bench.settings import Settings
-from pcie_allreduce.verify_cycle.joints import Alone, Joint, Reduced
+from pcie_allreduce.verify_cycle.joints import Alone, Fused, Joint, Reduced
 from pcie_allreduce.verify_cycle.layers import make_layer
 from pcie_allreduce.verify_cycle.passes import EagerPass, GraphPass, Model, counts_for, embedding, make_pass
 from pcie_allreduce.verify_cycle.report import PassRow
@@ -51,7 +52,13 @@ def measure(asked: Asked, seat: Seat, settings: Settings, jobs: Sequence[Job], t
 
 
 def joints(backends: Sequence[Backend]) -> list[Joint]:
-    return [Reduced(backend) for backend in backends]
+    """Ours comes twice: with a norm behind it, and fused with it."""
+    found: list[Joint] = []
+    for backend in backends:
+        found.append(Reduced(backend))
+        if isinstance(backend, Ours):
+            found.append(Fused(backend))
+    return found
 
 
 def make_model(shape: Shape, rows: int, seat: Seat) -> Model:

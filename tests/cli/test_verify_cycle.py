@@ -28,7 +28,9 @@ def test_passes_of_cpu_ranks_are_measured_and_written(tmp_path: Path, capsys: py
     assert document["environment"]["kind"] == "cpu"
     assert (document["shape"]["layers"], document["shape"]["hidden"]) == (2, 64)
     assert [(row["rows"], row["backend"]) for row in document["passes"]] == [
-        (rows, name) for rows in (1, 3) for name in ("no communication", "pcie_allreduce", "gloo")
+        (rows, name)
+        for rows in (1, 3)
+        for name in ("no communication", "pcie_allreduce", "pcie_allreduce fused", "gloo")
     ]
     for row in document["passes"]:
         assert row["all_reduces"] == (0 if row["backend"] == "no communication" else 5)

@@ -17,7 +17,7 @@ from pcie_allreduce.bench.backends.catalogue import Job
 from pcie_allreduce.bench.case import Message
 from pcie_allreduce.bench.settings import CannotRun, Machine, Request, Settings
 from pcie_allreduce.verify_cycle import worker
-from pcie_allreduce.verify_cycle.joints import Alone, Reduced, add_and_norm
+from pcie_allreduce.verify_cycle.joints import Alone, Fused, Reduced, add_and_norm
 from pcie_allreduce.verify_cycle.passes import EagerPass
 from pcie_allreduce.verify_cycle.report import FARTHEST, PassRow, Speculation, complaints
 from pcie_allreduce.verify_cycle.run import settled
@@ -84,6 +84,23 @@ def test_a_pass_on_ours_is_the_pass_of_the_same_sums(rows: int) -> None:
         assert mine.isfinite().all() and mine.float().std() > 0.5
 
 
+def fused_and_not(me: Rank) -> tuple[torch.Tensor, torch.Tensor]:
+    from pcie_allreduce.bench.backends.ours import Ours
+
+    model = make_model(SMALL, 4, seat_of(me))
+    backend = Ours(seat_of(me), "auto", SMALL.nbytes(4))
+    outputs = [EagerPass(model, joint, 3, 1).output.cpu() for joint in (Fused(backend), Reduced(backend))]
+    backend.close()
+    return outputs[0], outputs[1]
+
+
+def test_a_fused_pass_ends_alike_on_all_ranks_and_near_the_other_one() -> None:
+    results = run_ranks(3, fused_and_not)
+    for fused, plain in results:
+        assert torch.equal(fused, results[0][0])
+        assert (fused.float() - plain.float()).norm() < 0.02 * plain.float().norm()
+
+
 def distances(me: Rank, forgotten: range) -> float:
     model = make_model(replace(SMALL, layers=61), 3, seat_of(me))
     right, wrong = (EagerPass(model, joint, 3, 1).output.float() for joint in (Gathered(me), Gathered(me, forgotten)))
@@ -106,11 +123,14 @@ def measured(me: Rank, gpus: int) -> list[PassRow]:
 def test_every_joint_and_row_count_has_its_row() -> None:
     rows = run_ranks(2, measured, 0)[0]
     assert [(row.rows, row.backend) for row in rows] == [
-        (count, name) for count in (1, 3) for name in ("no communication", "pcie_allreduce", "gloo")
+        (count, name)
+        for count in (1, 3)
+        for name in ("no communication", "pcie_allreduce", "pcie_allreduce fused", "gloo")
     ]
     assert complaints(rows) == []
     assert all(row.us_min <= row.us_median <= row.us_max for row in rows)
-    assert [row.all_reduces for row in rows[:3]] == [0, 7, 7]
+    assert [row.all_reduces for row in rows[:4]] == [0, 7, 7, 7]
+    assert all(row.algorithm == "one_shot" for row in rows if row.backend == "pcie_allreduce fused")
     assert rows[0].identical is None and rows[1].identical is True
     assert {row.bytes for row in rows} == {128, 384}
 
