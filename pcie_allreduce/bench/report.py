@@ -102,11 +102,16 @@ def _table(mode: str, rows: list[Row]) -> Table:
     return table
 
 
+def label(row: Row) -> str:
+    """Backend and algorithm, as tables and pictures name them."""
+    return " ".join(word for word in (row.backend, "fused" * row.fused, row.algorithm) if word not in ("", "none"))
+
+
 def _cells(row: Row, rows: list[Row]) -> list[str]:
     times = ratio(row, rows)
     return [
         f"{row.bytes:,}",
-        " ".join(word for word in (row.backend, "fused" * row.fused, row.algorithm) if word not in ("", "none")),
+        label(row),
         microseconds(row.us_median),
         f"{microseconds(row.us_min)}-{microseconds(row.us_max)}",
         f"{times:.2f}" if times else "",

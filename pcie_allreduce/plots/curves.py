@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pcie_allreduce import model
-from pcie_allreduce.bench.report import OURS
+from pcie_allreduce.bench.report import OURS, label
 from pcie_allreduce.bench.rows import Document, Row
 from pcie_allreduce.bench.settings import ITEM_BYTES
 from pcie_allreduce.plan import ALGORITHMS, serves
@@ -41,7 +41,7 @@ def bench_panels(document: Document, snapshot: Snapshot) -> list[Panel]:
     panels = []
     for mode in dict.fromkeys(row.mode for row in document.rows):
         rows = [row for row in document.rows if row.mode == mode]
-        curves = [_measured(name, rows) for name in dict.fromkeys(map(_name, rows))]
+        curves = [_measured(name, rows) for name in dict.fromkeys(map(label, rows))]
         predicted = prediction(rows, document.environment["kind"], snapshot)
         first = rows[0]
         title = f"{first.dtype}, {first.world} ranks, {mode}"
@@ -49,12 +49,8 @@ def bench_panels(document: Document, snapshot: Snapshot) -> list[Panel]:
     return panels
 
 
-def _name(row: Row) -> str:
-    return row.backend if row.algorithm == "none" else f"{row.backend} {row.algorithm}"
-
-
 def _measured(name: str, rows: Sequence[Row]) -> Curve:
-    mine = sorted((row for row in rows if _name(row) == name), key=lambda row: row.bytes)
+    mine = sorted((row for row in rows if label(row) == name), key=lambda row: row.bytes)
     kind = FLOOR if name == "floor" else MEASURED
     points = tuple((row.bytes, row.us_median) for row in mine)
     return Curve(name, points, kind, tuple((row.us_min, row.us_max) for row in mine))
@@ -63,7 +59,8 @@ def _measured(name: str, rows: Sequence[Row]) -> Curve:
 def prediction(rows: Sequence[Row], kind: str, snapshot: Snapshot) -> Curve | None:
     """Of the algorithms that served; None where nothing of ours was measured or no figures are of that."""
     ours = sorted(
-        (row for row in rows if row.backend == OURS and row.algorithm in ALGORITHMS), key=lambda row: row.bytes
+        (row for row in rows if row.backend == OURS and row.algorithm in ALGORITHMS and not row.fused),
+        key=lambda row: row.bytes,
     )
     if not ours or (ours[0].mode != "graph" and kind != "cpu"):
         return None

@@ -38,6 +38,14 @@ def test_every_backend_is_a_line_with_its_spread_and_the_floor_is_none_of_them()
     assert lines["nccl"].spread == ((NCCL.us_min, NCCL.us_max),) * 2
 
 
+def test_fused_rows_are_a_line_of_their_own_and_are_not_predicted() -> None:
+    rows = [replace(OURS, fused=fused, rows=3, hidden=7168) for fused in (True, False)]
+    (panel,) = panels("measured", rows)
+    assert [curve.label for curve in panel.curves[:2]] == ["pcie_allreduce fused one_shot", "pcie_allreduce one_shot"]
+    (alone,) = panels("measured", rows[:1])
+    assert [curve.kind for curve in alone.curves] == [MEASURED]
+
+
 def test_each_mode_is_a_panel() -> None:
     rows = [replace(OURS, mode=mode) for mode in ("graph", "eager")]
     assert [panel.title for panel in panels("measured", rows)] == ["bf16, 2 ranks, graph", "bf16, 2 ranks, eager"]
