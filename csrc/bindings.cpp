@@ -116,10 +116,12 @@ py::dict build_info() {
 
 PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info);
-  m.def("packs_used", [](Word algorithm, Word dtype, Word world, Word bytes, bool staged) {
-    return packs_used(static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype), world, bytes, staged);
+  m.def("packs_used", [](Word algorithm, Word dtype, Word world, Word bytes, Word transport) {
+    return packs_used(static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype), world, bytes,
+                      static_cast<Transport>(transport));
   });
-  m.def("slab_bytes", &slab_bytes);
+  m.def("slab_bytes",
+        [](Word area_packs, Word transport) { return slab_bytes(area_packs, static_cast<Transport>(transport)); });
   m.attr("MAX_WORLD") = kMaxWorld;
   m.attr("MAX_BLOCKS") = kMaxBlocks;
   m.attr("MAX_HIDDEN") = kMaxHidden;
@@ -137,13 +139,13 @@ PYBIND11_MODULE(_C, m) {
 
   using host::CpuChannel;
   py::class_<CpuChannel>(m, "CpuChannel")
-      .def(py::init([](Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool staged,
+      .def(py::init([](Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, Word transport,
                        bool crowded) {
-             return std::make_unique<CpuChannel>(rank, world, area_packs, timeout, warmup_timeout, staged, crowded,
-                                                 interrupted);
+             return std::make_unique<CpuChannel>(rank, world, area_packs, timeout, warmup_timeout,
+                                                 static_cast<Transport>(transport), crowded, interrupted);
            }),
            py::arg("rank"), py::arg("world"), py::arg("area_packs"), py::arg("timeout"), py::arg("warmup_timeout"),
-           py::arg("staged"), py::arg("crowded"))
+           py::arg("transport"), py::arg("crowded"))
       .def("handle", [](const CpuChannel& channel) { return py::bytes(channel.handle()); })
       .def("open", [](CpuChannel& channel, const std::vector<py::bytes>& handles) { channel.open(strings(handles)); })
       .def("forget_names", &CpuChannel::forget_names)
@@ -183,8 +185,13 @@ PYBIND11_MODULE(_C, m) {
   m.attr("MAX_CLUSTER") = cuda::kMaxCluster;
   m.def("max_wide_threads", &cuda::max_wide_threads);
   py::class_<GpuChannel>(m, "GpuChannel")
-      .def(py::init<int, Word, Word, Word, double, double, bool>(), py::arg("device"), py::arg("rank"),
-           py::arg("world"), py::arg("area_packs"), py::arg("timeout"), py::arg("warmup_timeout"), py::arg("staged"))
+      .def(py::init([](int device, Word rank, Word world, Word area_packs, double timeout, double warmup_timeout,
+                       Word transport) {
+             return std::make_unique<GpuChannel>(device, rank, world, area_packs, timeout, warmup_timeout,
+                                                 static_cast<Transport>(transport));
+           }),
+           py::arg("device"), py::arg("rank"), py::arg("world"), py::arg("area_packs"), py::arg("timeout"),
+           py::arg("warmup_timeout"), py::arg("transport"))
       .def("handle", [](const GpuChannel& channel) { return py::bytes(channel.handle()); })
       .def("open", [](GpuChannel& channel, const std::vector<py::bytes>& handles) { channel.open(strings(handles)); })
       .def("forget_names", &GpuChannel::forget_names)

@@ -60,8 +60,9 @@ class Communicator:
         max_bytes: the largest tensor served, in bytes. It sizes the mailbox: see `memory_bytes`.
         timeout: seconds that one call may wait for its peers, after the warm-up.
         warmup_timeout: the same for the first 1,000 calls, or until the first replay of a CUDA graph.
-        transport: "auto", "cpu", "peer" (GPU memory by P2P) or "host" (host memory, where GPUs cannot write to each
-            other; with two ranks "auto" takes it there, and says so). "host" with CPU ranks is for tests without a GPU.
+        transport: "auto", "cpu", "peer" (GPU memory by P2P), "host" (host memory, where GPUs cannot write to each
+            other; with two ranks "auto" takes it there, and says so) or "pull" (GPUs read from each other, where writes
+            to peers collapse; only when asked for). "host" and "pull" with CPU ranks are for tests without a GPU.
         algorithm: "auto", "one_shot", "two_shot" or "island" (two groups of equally many GPUs, found in the topology or
             named in PCIE_ALLREDUCE_ISLANDS, such as "0-3|4-7").
         probe: whether the machine's links are measured, or a short look confirms what was measured before, to decide
@@ -392,7 +393,7 @@ class Communicator:
         self._finalizer.detach()
         if not self._transport.close(CLOSE_PATIENCE):
             logger.warning(
-                "rank %d keeps its %d bytes on %s until the process ends: a peer has not closed and may still write",
+                "rank %d keeps its %d bytes on %s until the process ends: a peer has not closed and may still use them",
                 self.rank, self.memory_bytes, self.device,
             )  # fmt: skip
 

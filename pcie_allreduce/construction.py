@@ -16,7 +16,7 @@ from .fused_plan import common
 from .probe import Measurements, kept
 from .probe.experiments import fill
 from .rendezvous import Member, Refused, Rendezvous, disagreement
-from .transport import SWITCHED_OFF, CpuTransport, GpuTransport, Transport, why_no_p2p
+from .transport import NAMES, SWITCHED_OFF, CpuTransport, GpuTransport, Transport, why_no_p2p
 
 logger = logging.getLogger("pcie_allreduce")
 
@@ -73,6 +73,7 @@ class Survey:
     figures: plan.LinkFigures
     table: Table
     staged_table: Table
+    pull_table: Table
     probing: Probing
 
     def staged(self) -> Survey:
@@ -80,6 +81,12 @@ class Survey:
         figures = presets.staged_preset_for(self.snapshot).figures
         reason = "ranks that meet in host memory have no islands"
         return replace(self, islands=None, reason=reason, figures=figures, table=self.staged_table)
+
+    def pull(self) -> Survey:
+        """The same machine, its ranks reading from each other."""
+        figures = presets.pull_preset_for(self.snapshot).figures
+        reason = "ranks that read from each other have no islands"
+        return replace(self, islands=None, reason=reason, figures=figures, table=self.pull_table)
 
 
 def describe(wishes: Wishes, rank: int, world_size: int) -> Member:
@@ -99,10 +106,13 @@ def describe(wishes: Wishes, rank: int, world_size: int) -> Member:
     if wishes.algorithm not in ALGORITHMS:
         raise SetupError(f"algorithm {wishes.algorithm!r} is none of {', '.join(ALGORITHMS)}")
     own = _transport_for(device)
-    if wishes.transport not in ("auto", own, "host"):
-        raise SetupError(f"transport {wishes.transport!r} does not serve {device}; auto, {own!r} or 'host' does")
-    if wishes.transport == "host" and wishes.algorithm == "island":
-        raise SetupError("algorithm 'island' is not served by transport 'host', which has no islands")
+    if wishes.transport not in ("auto", own, "host", "pull"):
+        raise SetupError(
+            f"transport {wishes.transport!r} does not serve {device}; auto, {own!r}, 'host' or 'pull' does"
+        )
+    if wishes.transport in ("host", "pull") and wishes.algorithm == "island":
+        raise SetupError(f"algorithm 'island' is not served by transport {wishes.transport!r}, which has no islands")
+    how = next((how for how, name in NAMES.items() if name == wishes.transport), "push")
     return Member(
         version=_C.build_info()["version"],
         layout=_C.build_info()["layout"],
@@ -112,7 +122,7 @@ def describe(wishes: Wishes, rank: int, world_size: int) -> Member:
         device_index=device.index or 0,
         device_id="" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid),
         max_bytes=max_bytes,
-        area_packs=plan.area_packs_for(world_size, max_bytes, wishes.algorithm, wishes.transport == "host"),
+        area_packs=plan.area_packs_for(world_size, max_bytes, wishes.algorithm, how),
         transport=wishes.transport,
         algorithm=wishes.algorithm,
         fallback=wishes.fallback,
@@ -149,6 +159,7 @@ def build(rendezvous: Rendezvous, members: list[Member], survey: Survey) -> tupl
         return make(rendezvous, members, survey.staged()), survey.staged()
     try:
         _check_p2p(rendezvous, members)
+        survey = survey.pull() if me.transport == "pull" else survey
         return make(rendezvous, members, survey), survey
     except Refused as error:
         if me.device != "cuda" or me.transport != "auto" or me.algorithm == "island":
@@ -182,20 +193,20 @@ def make(
     in host memory if `staged`."""
     me = members[rendezvous.rank]
     device = device_of(me)
-    staged = staged or survey.figures.staged
-    if scratch and not staged:
+    how = "staged" if staged else survey.figures.transport
+    if scratch and how != "staged":
         _check_p2p(rendezvous, members)
     area_packs = _C.PROBE_AREA_PACKS
     if not scratch:
-        area_packs = plan.area_packs_for(rendezvous.world_size, me.max_bytes, me.algorithm, staged)
-    needed = _C.slab_bytes(area_packs, staged)
-    where = "host memory" if staged else str(device)
+        area_packs = plan.area_packs_for(rendezvous.world_size, me.max_bytes, me.algorithm, how)
+    needed = plan.memory_bytes(area_packs, how)
+    where = "host memory" if how == "staged" else str(device)
     purpose = "experiments" if scratch else "its mailbox"
     logger.log(
         logging.DEBUG if scratch else logging.INFO,
         "rank %d takes %.2f MB of %s for %s", rendezvous.rank, needed / 1e6, where, purpose,
     )  # fmt: skip
-    sizes = (rendezvous.rank, rendezvous.world_size, area_packs, me.timeout, me.warmup_timeout, staged)
+    sizes = (rendezvous.rank, rendezvous.world_size, area_packs, me.timeout, me.warmup_timeout, how)
     transport: Transport | None = None
 
     def allocate() -> Transport:
@@ -214,6 +225,8 @@ def make(
         handles = rendezvous.gather(rendezvous.stage("exporting the mailbox", built.handle))
         rendezvous.stage("mapping the peers' mailboxes", lambda: built.open(handles))
         built.forget_names()
+        if how == "pull":  # a block reads what the peers' blocks of its number have staged
+            built.max_blocks = min(rendezvous.gather(built.max_blocks))
         if not scratch:
             built.shapes = common(rendezvous.gather(built.shapes))
             rendezvous.stage(
@@ -261,12 +274,12 @@ def _survey(members: list[Member]) -> Survey:
     decision = topology.decide_islands(snapshot, override)
     figures = presets.preset_for(snapshot, decision.islands is not None).figures
     me = members[0]
-    own, staged = (
+    own, staged, pull = (
         _table(cache.key_for(snapshot, transport, override, me.version, me.layout), me.algorithm)
-        for transport in (_transport_for(device_of(me)), "host")
+        for transport in (_transport_for(device_of(me)), "host", "pull")
     )
     probing = _probing(me, kept.key_for(snapshot, override, me.version, me.layout))
-    return Survey(snapshot, decision.islands, decision.reason, figures, own, staged, probing)
+    return Survey(snapshot, decision.islands, decision.reason, figures, own, staged, pull, probing)
 
 
 def _probing(me: Member, key: cache.Key) -> Probing:

@@ -48,7 +48,7 @@ def _signature(words: tuple[int, int, int, int]) -> str:
     call, nbytes, kind, row = words
     if kind >> 8 & 0xFF not in ALGORITHMS or kind & 0xFF not in DTYPES:
         return "not known"  # it has not arrived
-    fused = "" if row == _NO_ROWS else f" with RMSNorm over rows of {row}"
+    fused = "" if row == _NO_ROWS or row >> 16 else f" with RMSNorm over rows of {row}"
     return f"call {call}, {nbytes} bytes of {DTYPES[kind & 0xFF]} by {ALGORITHMS[kind >> 8 & 0xFF]}{fused}"
 
 

@@ -80,7 +80,7 @@ def choose_fused(
         return None
     if plain.algorithm in algorithms:
         return FusedPlan(plain.algorithm, *shape)
-    fits = packs_used("one_shot", world, nbytes, dtype_bytes, figures.staged) <= area_packs
+    fits = packs_used("one_shot", world, nbytes, dtype_bytes, figures.transport) <= area_packs
     if algorithm != "auto" or "one_shot" not in algorithms or not fits:
         return None
 

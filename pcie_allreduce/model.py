@@ -68,8 +68,10 @@ def predict(name: str, world: int, nbytes: int, dtype_bytes: int, islands: bool,
     """Microseconds of one call by an algorithm, "pull" or "floor"; None where it cannot run or a figure is unknown."""
     if name == "floor":
         return floor_us(world, nbytes, dtype_bytes, islands, figures)
-    if name == "pull":
-        return pull_us(world, nbytes, figures)
+    if name == "pull":  # one-shot by reading
+        known = figures.read_us is not None and figures.read_gbps is not None
+        pull = figures._replace(transport="pull")
+        return cost_us("one_shot", world, nbytes, dtype_bytes, False, pull) if known else None
     if not serves(name, world, islands):
         return None
     return cost_us(name, world, nbytes, dtype_bytes, islands, figures)
@@ -82,14 +84,6 @@ def floor_us(world: int, nbytes: int, dtype_bytes: int, islands: bool, figures: 
         for name in ALGORITHMS
         if serves(name, world, islands)
     )
-
-
-def pull_us(world: int, nbytes: int, figures: LinkFigures) -> float | None:
-    """One-shot by reading: own data to own staging, a fence, a flag to each peer, then (world - 1) payloads to read."""
-    if figures.read_us is None or figures.read_gbps is None:
-        return None
-    kernel = figures.launch_us + figures.base_us + figures.stage_us + figures.source_us * (world - 1)
-    return kernel + figures.read_us + (world - 1) * nbytes / figures.read_gbps / 1e3
 
 
 def nccl_us(preset: str, world: int, nbytes: int) -> float | None:

@@ -18,7 +18,10 @@ LINE_PACKS = 8
 PHASES = 3
 STAGED_PHASES = 4
 MAILBOX_OFFSET = 12288
+STAGING_OFFSET = 16896
+COPIES = 2  # of what peers read, where they pull
 ALGORITHMS = ("one_shot", "two_shot", "island")
+TRANSPORTS = ("push", "staged", "pull")  # as csrc/protocol/mailbox.h numbers them
 ONE_SHOT_ROOM = 64 * 1024  # bytes that one-shot is given room for, though the others need less: above all crossovers
 MAX_THREADS = 256
 WARP = 32
@@ -78,10 +81,10 @@ class LinkFigures(NamedTuple):
     sum_gbps: float  # at which a rank reads and sums what has arrived
     read_us: float | None  # pull: staging, fence, flag and the first read's round trip; None: not known
     read_gbps: float | None  # that one rank reads while all do
-    staged: bool = False  # ranks write to host memory and read there, with read_us and read_gbps
+    transport: str = "push"  # "staged": ranks write to host memory and read there; "pull": they read from each other
 
 
-FIGURES = tuple(name for name in LinkFigures._fields if name != "staged")  # those that are numbers
+FIGURES = tuple(name for name in LinkFigures._fields if name != "transport")  # those that are numbers
 
 
 class Stage(NamedTuple):
@@ -91,7 +94,7 @@ class Stage(NamedTuple):
     out: float  # bytes that leave each rank
     uplink: float  # bytes that cross from one island to the other, each way
     crosses: bool
-    read: float = 0  # bytes that each rank reads from host memory
+    read: float = 0  # bytes that each rank reads from host memory, or from its peers
 
 
 def packs_of(nbytes: int) -> int:
@@ -117,38 +120,40 @@ def lanes(algorithm: str, world: int, nbytes: int) -> int:
     return whole_lines(-(-packs // _owners(algorithm, world)))
 
 
-def packs_used(algorithm: str, world: int, nbytes: int, dtype_bytes: int, staged: bool = False) -> int:
-    """Packs of a mailbox phase that a call uses, as csrc/protocol/mailbox.h lays them out."""
+def packs_used(algorithm: str, world: int, nbytes: int, dtype_bytes: int, transport: str = "push") -> int:
+    """Packs that a call uses of a mailbox phase, or of a copy that peers pull: see csrc/protocol/mailbox.h."""
     slot = whole_lines(lanes(algorithm, world, nbytes))
-    if staged:
+    if transport != "push":
         return LINE_PACKS + (slot if algorithm == "one_shot" else (world + 1) * slot)
     return LINE_PACKS + _slots(algorithm, world, dtype_bytes) * slot
 
 
-def area_packs_for(world: int, max_bytes: int, algorithm: str = "auto", staged: bool = False) -> int:
-    """Packs of a phase with room for max_bytes, in any dtype and by whatever "auto" may choose, islands or not.
+def area_packs_for(world: int, max_bytes: int, algorithm: str = "auto", transport: str = "push") -> int:
+    """Packs of a phase or copy with room for max_bytes, in any dtype and by whatever "auto" may choose, islands or not.
 
     One-shot, which uses most of a mailbox, gets room for what it is good at; a caller that insists on it gets room for
-    all. Staged, it uses least.
+    all. Where it does not push, it uses least.
     """
-    names = candidates(world, True, algorithm, staged)
+    names = candidates(world, True, algorithm, transport)
     if not names:
         raise ValueError(f"algorithm {algorithm!r} does not serve {world} ranks")
-    bounded = {"one_shot": min(max_bytes, ONE_SHOT_ROOM)} if len(names) > 1 and not staged else {}
-    return max(packs_used(name, world, bounded.get(name, max_bytes), 2, staged) for name in names)
+    bounded = {"one_shot": min(max_bytes, ONE_SHOT_ROOM)} if len(names) > 1 and transport == "push" else {}
+    return max(packs_used(name, world, bounded.get(name, max_bytes), 2, transport) for name in names)
 
 
-def memory_bytes(area_packs: int, staged: bool = False) -> int:
+def memory_bytes(area_packs: int, transport: str = "push") -> int:
     """Bytes of a rank's slab, the control pages among them."""
-    return MAILBOX_OFFSET + (STAGED_PHASES if staged else PHASES) * area_packs * PACK_BYTES
+    if transport == "pull":
+        return STAGING_OFFSET + COPIES * area_packs * PACK_BYTES
+    return MAILBOX_OFFSET + (STAGED_PHASES if transport == "staged" else PHASES) * area_packs * PACK_BYTES
 
 
 def stages(
-    algorithm: str, world: int, nbytes: int, dtype_bytes: int, islands: bool, staged: bool = False
+    algorithm: str, world: int, nbytes: int, dtype_bytes: int, islands: bool, transport: str = "push"
 ) -> tuple[Stage, ...]:
     """An algorithm's passes over the wire; `islands`: half of the ranks lie behind one link, half behind another."""
-    if staged:
-        return _staged_stages(algorithm, world, nbytes)
+    if transport != "push":
+        return _read_stages(algorithm, world, nbytes, 1 if transport == "staged" else 0)
     half = world // 2
     crossing = half * half if islands else 0  # pairs of ranks whose traffic shares a link
     if algorithm == "one_shot":
@@ -161,30 +166,31 @@ def stages(
     return inside, Stage(spread(dtype_bytes), partial, half * partial, True), inside
 
 
-def _staged_stages(algorithm: str, world: int, nbytes: int) -> tuple[Stage, ...]:
-    """One copy serves all readers."""
+def _read_stages(algorithm: str, world: int, nbytes: int, leaves: int) -> tuple[Stage, ...]:
+    """One copy serves all readers. `leaves`: 1 where it leaves the rank's memory, else 0."""
     if algorithm == "one_shot":
-        return (Stage(world - 1, nbytes, 0, False, read=(world - 1) * nbytes),)
+        return (Stage(world - 1, leaves * nbytes, 0, False, read=(world - 1) * nbytes),)
     shard = nbytes / world
     return (
-        Stage(world - 1, (world - 1) * shard, 0, False, read=(world - 1) * shard),
-        Stage(world - 1, shard, 0, False, read=(world - 1) * shard),
+        Stage(world - 1, leaves * (world - 1) * shard, 0, False, read=(world - 1) * shard),
+        Stage(world - 1, leaves * shard, 0, False, read=(world - 1) * shard),
     )
 
 
 def wire_us(stage: Stage, figures: LinkFigures) -> float:
-    """Latency and bytes of one stage: whichever link is busier decides. Staged, what was written is then read."""
+    """Latency and bytes of one stage: whichever link is busier decides. Staged, what was written is then read; where
+    ranks pull, read_us has the flag's way in it."""
     latency = figures.across_us if stage.crosses else figures.inside_us
     sent = latency + max(stage.out / figures.egress_gbps, stage.uplink / figures.uplink_gbps) / 1e3
     if not stage.read or figures.read_us is None or figures.read_gbps is None:
         return sent
-    return sent + figures.read_us + stage.read / figures.read_gbps / 1e3
+    return (0 if figures.transport == "pull" else sent) + figures.read_us + stage.read / figures.read_gbps / 1e3
 
 
 def cost_us(algorithm: str, world: int, nbytes: int, dtype_bytes: int, islands: bool, figures: LinkFigures) -> float:
     """Modelled microseconds of one call. Stages add up: what a pipeline of lanes would hide is not subtracted."""
     total = figures.launch_us + figures.base_us
-    for stage in stages(algorithm, world, nbytes, dtype_bytes, islands, figures.staged):
+    for stage in stages(algorithm, world, nbytes, dtype_bytes, islands, figures.transport):
         work = figures.stage_us + figures.source_us * stage.sources + stage.out / figures.sum_gbps / 1e3
         total += wire_us(stage, figures) + work
     return total
@@ -195,14 +201,14 @@ def serves(algorithm: str, world: int, islands: bool) -> bool:
     return algorithm != "island" or (islands and world >= 4 and world % 2 == 0)
 
 
-def candidates(world: int, islands: bool, algorithm: str = "auto", staged: bool = False) -> tuple[str, ...]:
+def candidates(world: int, islands: bool, algorithm: str = "auto", transport: str = "push") -> tuple[str, ...]:
     """What a call may be served by. Over two ranks two-shot moves what one-shot moves, in two passes instead of one."""
     if algorithm not in ("auto", *ALGORITHMS):
         raise ValueError(f"algorithm {algorithm!r} is none of auto, {', '.join(ALGORITHMS)}")
     names = ALGORITHMS if algorithm == "auto" else (algorithm,)
     if algorithm == "auto" and world == 2:
         names = ("one_shot",)
-    return tuple(name for name in names if serves(name, world, islands and not staged))
+    return tuple(name for name in names if serves(name, world, islands and transport == "push"))
 
 
 def cheapest(
@@ -234,8 +240,8 @@ def choose(
     All but max_blocks must be equal on all ranks; max_blocks shapes the launch and never the algorithm. A step is taken
     where "auto" was asked for and the step's algorithm serves and fits; else the cost model decides.
     """
-    names = candidates(world, islands, algorithm, figures.staged)
-    fitting = [name for name in names if packs_used(name, world, nbytes, dtype_bytes, figures.staged) <= area_packs]
+    names = candidates(world, islands, algorithm, figures.transport)
+    fitting = [name for name in names if packs_used(name, world, nbytes, dtype_bytes, figures.transport) <= area_packs]
     if not fitting:
         return None
     step = step_for(tuned, nbytes, dtype_bytes) if algorithm == "auto" else None

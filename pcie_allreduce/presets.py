@@ -24,19 +24,18 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class Preset:
-    """A kind of machine. `islands`: its ranks form two islands where their number allows it; `staged`: through the
-    host's memory."""
+    """A kind of machine. `islands`: its ranks form two islands where their number allows it; `transport`: plan's."""
 
     name: str
     title: str
     islands: bool
     known: Mapping[str, Figure]
-    staged: bool = False
+    transport: str = "push"
 
     @property
     def figures(self) -> LinkFigures:
         values = {name: figure.value for name, figure in self.known.items()}
-        return LinkFigures(**values, staged=self.staged)  # type: ignore[arg-type]
+        return LinkFigures(**values, transport=self.transport)  # type: ignore[arg-type]
 
     def with_figures(self, **known: Figure) -> Preset:
         return replace(self, known={**self.known, **known})
@@ -147,14 +146,26 @@ def staged_preset_for(snapshot: Snapshot) -> Preset:
     uuids = [gpu.uuid for gpu in snapshot.gpus]
     if not any(uuids):
         reads = {"read_us": _CPU["inside_us"], "read_gbps": _CPU["sum_gbps"]}
-        return Preset("host-cpu", "CPU ranks as GPUs without P2P", False, {**_CPU, **reads}, staged=True)
+        return Preset("host-cpu", "CPU ranks as GPUs without P2P", False, {**_CPU, **reads}, transport="staged")
     sharing = max(uuids.count(uuid) for uuid in uuids)
-    preset = Preset("host-pcie5", "GPUs through host memory, PCIe 5 x16 each", False, _STAGED, staged=True)
+    preset = Preset("host-pcie5", "GPUs through host memory, PCIe 5 x16 each", False, _STAGED, transport="staged")
     shared = {
         name: preset.known[name]._replace(value=(preset.known[name].value or 0) / sharing)
         for name in ("egress_gbps", "read_gbps")
     }
     return preset.with_figures(**shared)
+
+
+def pull_preset_for(snapshot: Snapshot) -> Preset:
+    """The machine that it is taken for, its ranks reading from each other."""
+    preset = replace(preset_for(snapshot, False), transport="pull")
+    if preset.known["read_us"].value is not None:
+        return preset
+    way = preset.known["inside_us"].value or 0.0
+    return preset.with_figures(
+        read_us=Figure(4 * way, "assumed", "a fence, a flag's way, and the first read's, there and back"),
+        read_gbps=preset.known["egress_gbps"]._replace(kind="assumed", source="as fast as stores"),
+    )
 
 
 def preset_for(snapshot: Snapshot, islands: bool) -> Preset:

@@ -12,6 +12,7 @@ from . import _C
 from .errors import SetupError
 from .faults import ALGORITHMS
 from .fused_plan import Shape
+from .plan import TRANSPORTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .rendezvous import Member
 
 DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+NAMES = {"push": "peer", "staged": "host", "pull": "pull"}  # of transports, to users; "peer" of CPU ranks is "cpu"
 SWITCHED_OFF = "P2P is switched off by PCIE_ALLREDUCE_P2P=0"
 ALGORITHM_CODES = {name: code for code, name in ALGORITHMS.items()}
 
@@ -47,7 +49,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self, patience: float) -> bool:
-        """Lets go of all memory; False when some is kept because a peer may still write to it."""
+        """Lets go of all memory; False when some is kept because a peer may still use it."""
 
     def handle(self) -> bytes:
         handle: bytes = self._channel.handle()
@@ -90,18 +92,19 @@ class Transport(ABC):
 
 
 class CpuTransport(Transport):
-    """CPU ranks in shared memory; `staged`: by the protocol of GPUs without P2P."""
+    """CPU ranks in shared memory, by the protocol of GPUs with the same transport."""
 
     max_blocks = 1
 
     def __init__(
-        self, rank: int, world_size: int, area_packs: int, timeout: float, warmup_timeout: float, staged: bool
+        self, rank: int, world_size: int, area_packs: int, timeout: float, warmup_timeout: float, transport: str
     ) -> None:
-        self.name = "host" if staged else "cpu"
-        self.fused_algorithms = () if staged else ("one_shot", "two_shot", "island")
+        self.name = "cpu" if transport == "push" else NAMES[transport]
+        self.fused_algorithms = () if transport != "push" else ("one_shot", "two_shot", "island")
         self.shapes = None
         crowded = world_size > len(os.sched_getaffinity(0))
-        self._channel = _C.CpuChannel(rank, world_size, area_packs, timeout, warmup_timeout, staged, crowded)
+        code = TRANSPORTS.index(transport)
+        self._channel = _C.CpuChannel(rank, world_size, area_packs, timeout, warmup_timeout, code, crowded)
 
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
         failed: bool = self._channel.all_reduce(
@@ -127,7 +130,8 @@ class CpuTransport(Transport):
 
 
 class GpuTransport(Transport):
-    """GPUs that write into each other's memory, or `staged`: into host memory that all of them read."""
+    """GPUs that write into each other's memory ("push"), write into host memory that all read ("staged"), or read from
+    each other ("pull")."""
 
     def __init__(
         self,
@@ -137,13 +141,14 @@ class GpuTransport(Transport):
         area_packs: int,
         timeout: float,
         warmup_timeout: float,
-        staged: bool,
+        transport: str,
     ) -> None:
-        self.name = "host" if staged else "peer"
+        self.name = NAMES[transport]
         self._device = device
-        self._channel = _C.GpuChannel(device.index, rank, world_size, area_packs, timeout, warmup_timeout, staged)
+        code = TRANSPORTS.index(transport)
+        self._channel = _C.GpuChannel(device.index, rank, world_size, area_packs, timeout, warmup_timeout, code)
         self.max_blocks = 0  # until share_gpu
-        self.fused_algorithms = () if staged else ("one_shot",)
+        self.fused_algorithms = () if transport != "push" else ("one_shot",)
         self.shapes = ()
         self._wide_threads = _C.max_wide_threads(world_size)
 

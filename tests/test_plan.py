@@ -12,11 +12,13 @@ from pcie_allreduce import _C
 from pcie_allreduce.plan import (
     ALGORITHMS,
     MAX_THREADS,
+    TRANSPORTS,
     LinkFigures,
     Plan,
     Step,
     Tuned,
     area_packs_for,
+    candidates,
     choose,
     cost_us,
     lanes,
@@ -51,16 +53,38 @@ def plan_for(preset: str, world: int, nbytes: int, dtype_bytes: int = 2, algorit
     return plan
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(("algorithm", "world"), SERVED)
-def test_layouts_are_the_native_ones(algorithm: str, world: int) -> None:
+def test_layouts_are_the_native_ones(algorithm: str, world: int, transport: str) -> None:
+    if algorithm not in candidates(world, True, algorithm, transport):
+        return
     for nbytes, dtype_bytes in itertools.product(SIZES, (2, 4)):
-        native = _C.packs_used(CODES[algorithm], DTYPE_CODES[dtype_bytes], world, nbytes, False)
-        assert packs_used(algorithm, world, nbytes, dtype_bytes) == native, (nbytes, dtype_bytes)
+        code = TRANSPORTS.index(transport)
+        native = _C.packs_used(CODES[algorithm], DTYPE_CODES[dtype_bytes], world, nbytes, code)
+        assert packs_used(algorithm, world, nbytes, dtype_bytes, transport) == native, (nbytes, dtype_bytes)
 
 
-def test_memory_is_the_native_one() -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_memory_is_the_native_one(transport: str) -> None:
     for area in (8, 1000, 262152):
-        assert memory_bytes(area) == _C.slab_bytes(area, False)
+        assert memory_bytes(area, transport) == _C.slab_bytes(area, TRANSPORTS.index(transport))
+
+
+def test_pull_costs_a_round_trip_a_stage_and_what_is_read() -> None:
+    figures = PRESETS["pcie5-switch"].figures._replace(transport="pull")
+    assert figures.read_us is not None
+    assert figures.read_gbps is not None
+    kernel = figures.launch_us + figures.base_us
+    stage = figures.stage_us + figures.source_us * 7 + figures.read_us
+    read = 43008 / figures.read_gbps / 1e3
+    assert math.isclose(cost_us("one_shot", 8, 43008, 2, False, figures), kernel + stage + 7 * read)
+    assert math.isclose(cost_us("two_shot", 8, 43008, 2, False, figures), kernel + 2 * stage + 2 * 7 / 8 * read)
+
+
+def test_pull_serves_without_islands_in_a_few_payloads() -> None:
+    assert candidates(8, True, "auto", "pull") == ("one_shot", "two_shot")
+    assert candidates(8, True, "island", "pull") == ()
+    assert memory_bytes(area_packs_for(8, 2 * MB, transport="pull"), "pull") <= 2 * 2 * MB * 9 / 8 + 20_000
 
 
 def test_memory_for_everything_at_2_mb_stays_under_16_mb() -> None:

@@ -24,7 +24,7 @@ def test_rounds_are_drawn_alike_and_hold_everything() -> None:
     assert rounds == [draw(1, 0, number, 4, kills=True) for number in range(200)]
     assert {r.trouble for r in rounds} == {"none", "late", KILLED, *FAILURES}
     assert {r.algorithm for r in rounds} == {"auto", "one_shot", "two_shot", "island"}
-    assert {r.transport for r in rounds} == {"auto", "host"}
+    assert {r.transport for r in rounds} == {"auto", "host", "pull"}
     assert {r.culprit for r in rounds} == {0, 1, 2, 3}
     assert all(0 < call.nbytes <= r.max_bytes for r in rounds for call in r.calls)
     assert KILLED not in {draw(1, 0, number, 4, kills=False).trouble for number in range(200)}

@@ -148,7 +148,7 @@ def judge(outcomes: list[Outcome], trouble: str) -> None:
         assert failure.poisoned, failure
 
 
-@pytest.mark.parametrize("transport", ["auto", "host"])
+@pytest.mark.parametrize("transport", ["auto", "host", "pull"])
 @pytest.mark.parametrize("trouble", [name for name in TROUBLES if name != "raises after capture"])
 def test_every_survivor_is_told_in_time_and_by_name(trouble: str, transport: str, device: str) -> None:
     before = shared_memory()

@@ -32,14 +32,15 @@ void run_to_end(Start&& start, const std::string& what) {
 }  // namespace
 
 GpuChannel::GpuChannel(int device, Word rank, Word world, Word area_packs, double timeout, double warmup_timeout,
-                       bool staged)
+                       Transport transport)
     : device_(device),
-      slabs_(staged ? staged_slabs(device, area_packs) : peer_slabs(device, area_packs)),
+      slabs_(transport == Transport::kStaged ? staged_slabs(device, area_packs)
+                                             : peer_slabs(device, area_packs, transport)),
       host_(device, kHostBytes) {
   const DeviceScope scope(device);
   channel_.slab[rank] = slabs_->own();
   channel_.state = control_of(slabs_->own());
-  if (staged) {
+  if (transport == Transport::kStaged) {
     state_ = std::make_unique<DeviceMemory>(device, sizeof(Control));
     require(cudaMemset(state_->data(), 0, sizeof(Control)), "clearing the state of the calls");
     channel_.state = control_of(state_->data());
@@ -53,10 +54,10 @@ GpuChannel::GpuChannel(int device, Word rank, Word world, Word area_packs, doubl
   channel_.record = static_cast<FaultRecord*>(host_.data());
   channel_.rank = rank;
   channel_.world = world;
-  channel_.area_packs = area_packs;
+  channel_.transport = transport;
+  channel_.make_room(area_packs);
   channel_.timeout_ns = nanoseconds(timeout);
   channel_.warmup_timeout_ns = nanoseconds(warmup_timeout);
-  channel_.staged = staged;
 }
 
 GpuChannel::~GpuChannel() {
@@ -112,7 +113,7 @@ void GpuChannel::order_behind_last_stream(cudaStream_t stream) {
 
 void GpuChannel::require_room(Algorithm algorithm, Dtype dtype, Word bytes) const {
   if (closed_) throw std::runtime_error("the channel is closed");
-  if (packs_used(algorithm, dtype, channel_.world, bytes, channel_.staged) > channel_.area_packs) {
+  if (packs_used(algorithm, dtype, channel_.world, bytes, channel_.transport) > channel_.room()) {
     throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
   }
 }
@@ -135,13 +136,14 @@ bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
   if (fault() != nullptr) return true;
   const DeviceScope scope(device_);
   const bool captured = captures(stream);
-  const CallParams params{channel_, {in, out, bytes, signature_kind(algorithm, dtype), captured}};
+  const Word shape = channel_.transport == Transport::kPull ? blocks << 16 | threads : kNoRows;
+  const CallParams params{channel_, {in, out, bytes, signature_kind(algorithm, dtype), captured, shape}};
   const bool ragged =
       (reinterpret_cast<std::uintptr_t>(in) | reinterpret_cast<std::uintptr_t>(out) | bytes) % sizeof(Pack) != 0;
   const bool once = positions(algorithm, channel_.world, bytes) <= blocks * threads;
   const Share share = ragged ? Share::kElements : (once ? Share::kOnePack : Share::kPacks);
-  const void* kernel = kernel_of(algorithm, dtype, channel_.world, share, channel_.staged);
-  const unsigned rearming = channel_.staged ? 1 : 0;
+  const void* kernel = kernel_of(algorithm, dtype, channel_.world, share, channel_.transport);
+  const unsigned rearming = channel_.staged() ? 1 : 0;
   launch_ordered(kernel, &params, {blocks + rearming, threads, dependent_launch_}, captured, stream);
   return false;
 }
@@ -151,7 +153,7 @@ bool GpuChannel::all_reduce_add_rms_norm(const void* in, void* out, Word bytes, 
                                          cudaStream_t stream) {
   require_rows(bytes, hidden, dtype);
   require_room(Algorithm::kOneShot, dtype, bytes);
-  if (channel_.staged) throw std::invalid_argument("residual and RMSNorm are not fused over host memory");
+  if (channel_.transport != Transport::kPush) throw std::invalid_argument("only pushes are fused with RMSNorm");
   for (const void* memory :
        {in, static_cast<const void*>(out), norm.residual, norm.weight, static_cast<const void*>(norm.normed)}) {
     if (reinterpret_cast<std::uintptr_t>(memory) % sizeof(Pack) != 0) {
@@ -217,7 +219,7 @@ int GpuChannel::multiprocessors() const {
 int GpuChannel::resident_blocks(unsigned threads) const {
   const DeviceScope scope(device_);
   int blocks = 0;
-  require(blocks_per_multiprocessor(channel_.world, threads, channel_.staged, &blocks),
+  require(blocks_per_multiprocessor(channel_.world, threads, channel_.transport, &blocks),
           "asking for the kernels' occupancy");
   return multiprocessors() * blocks;
 }

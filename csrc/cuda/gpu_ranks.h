@@ -13,8 +13,8 @@ namespace pcie_allreduce::cuda {
 
 class GpuChannel {
  public:
-  // staged: for GPUs that cannot write to each other's memory; slabs lie in host memory.
-  GpuChannel(int device, Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool staged);
+  GpuChannel(int device, Word rank, Word world, Word area_packs, double timeout, double warmup_timeout,
+             Transport transport);
   ~GpuChannel();
 
   std::string handle() const { return slabs_->handle(); }

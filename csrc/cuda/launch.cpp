@@ -4,9 +4,11 @@
 
 namespace pcie_allreduce::cuda {
 
-const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, Share share, bool staged) {
-  if (staged && algorithm != Algorithm::kIsland) return staged_kernel(algorithm, dtype, world, share);
-  if (staged) throw std::invalid_argument("island does not run over host memory");
+const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, Share share, Transport transport) {
+  if (transport != Transport::kPush) {
+    if (algorithm == Algorithm::kIsland) throw std::invalid_argument("island pushes, and into GPU memory");
+    return (transport == Transport::kPull ? pull_kernel : staged_kernel)(algorithm, dtype, world, share);
+  }
   switch (algorithm) {
     case Algorithm::kOneShot: return one_shot_kernel(dtype, world, share);
     case Algorithm::kTwoShot: return two_shot_kernel(dtype, world, share);
@@ -103,16 +105,16 @@ cudaError_t resident_teams(Word world, unsigned threads, unsigned cluster, int m
   return cudaSuccess;
 }
 
-cudaError_t blocks_per_multiprocessor(Word world, unsigned threads, bool staged, int* blocks) {
+cudaError_t blocks_per_multiprocessor(Word world, unsigned threads, Transport transport, int* blocks) {
   *blocks = 1 << 20;
-  const bool islands = world >= 4 && world % 2 == 0 && !staged;
+  const bool islands = world >= 4 && world % 2 == 0 && transport == Transport::kPush;
   for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot, Algorithm::kIsland}) {
     if (algorithm == Algorithm::kIsland && !islands) continue;
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBFloat16}) {
       for (const Share share : {Share::kOnePack, Share::kPacks, Share::kElements}) {
         int fit = 0;
         const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-            &fit, kernel_of(algorithm, dtype, world, share, staged), static_cast<int>(threads + kStewards), 0);
+            &fit, kernel_of(algorithm, dtype, world, share, transport), static_cast<int>(threads + kStewards), 0);
         if (error != cudaSuccess) return error;
         *blocks = std::min(*blocks, fit);
       }

@@ -74,14 +74,15 @@ const void* one_shot_kernel(Dtype dtype, Word world, Share share);
 const void* two_shot_kernel(Dtype dtype, Word world, Share share);
 const void* island_kernel(Dtype dtype, Word world, Share share);                       // worlds 4, 6 and 8
 const void* staged_kernel(Algorithm algorithm, Dtype dtype, Word world, Share share);  // one-shot and two-shot
-const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, Share share, bool staged);
+const void* pull_kernel(Algorithm algorithm, Dtype dtype, Word world, Share share);    // one-shot and two-shot
+const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, Share share, Transport transport);
 
 const void* fused_one_shot_kernel(Dtype dtype, Word world, Share share, bool clustered);  // takes FusedParams
 
 // `params`: of the struct that the kernel takes.
 cudaError_t launch(const void* kernel, const void* params, const LaunchShape& shape, cudaStream_t stream);
 // Blocks of `threads` (and the stewards) that one multiprocessor holds of whichever kernel of this world is largest.
-cudaError_t blocks_per_multiprocessor(Word world, unsigned threads, bool staged, int* blocks);
+cudaError_t blocks_per_multiprocessor(Word world, unsigned threads, Transport transport, int* blocks);
 
 // The same of fused kernels, in teams of `cluster` blocks, with as much shared memory as they may have: on the whole
 // GPU.

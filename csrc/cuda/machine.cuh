@@ -49,6 +49,8 @@ class Machine {
     return {low.word[0], low.word[1], stale, mark != 0};
   }
 
+  // Within a call; true when a thread of the block has come to it having failed.
+  __device__ __forceinline__ bool barrier(bool failed) const { return __syncthreads_or(failed) != 0; }
   __device__ __forceinline__ bool any_failed(bool failed) {
     publish();
     return meet(failed);
@@ -69,6 +71,8 @@ class Machine {
     }
   }
 
+  __device__ __forceinline__ static Word block() { return blockIdx.x; }
+  __device__ __forceinline__ static Word blocks() { return gridDim.x; }
   __device__ __forceinline__ auto share(Word units) const {
     const Range mine = rearms(units);
     if constexpr (kShare == Share::kOnePack) {
@@ -121,6 +125,11 @@ class Machine {
     return ptx::ld_relaxed_sys_v4(slot);
   }
   __device__ __forceinline__ void arm(Pack* slot) const { ptx::st_relaxed_sys_v4(slot, empty_pack()); }
+  __device__ __forceinline__ void fence() const { ptx::fence_sys(); }
+  __device__ __forceinline__ void raise(Word* flag, Word count) const { ptx::st_relaxed_sys(flag, count); }
+  __device__ __forceinline__ bool raised(const Word* flag, Word count) const {
+    return reached(ptx::ld_acquire_sys(flag), count);
+  }
   __device__ __forceinline__ void tell(Word* verdict, Word value) const { ptx::st_relaxed_sys(verdict, value); }
 
   __device__ __forceinline__ std::uint64_t clock_ns() const { return ptx::globaltimer_ns(); }

@@ -14,10 +14,12 @@ constexpr std::size_t kIpcBytes = sizeof(cudaIpcMemHandle_t);
 
 class PeerSlabs : public Slabs {
  public:
-  PeerSlabs(int device, Word area_packs)
-      : device_(device), own_(device, slab_bytes(area_packs)), presence_(host::SharedMemory::create(kPresenceBytes)) {
+  PeerSlabs(int device, Word area_packs, Transport transport)
+      : device_(device),
+        own_(device, slab_bytes(area_packs, transport)),
+        presence_(host::SharedMemory::create(kPresenceBytes)) {
     const DeviceScope scope(device);
-    const std::vector<char> image = host::fresh_slab(area_packs, false);
+    const std::vector<char> image = host::fresh_slab(area_packs, transport);
     require(cudaMemcpy(own_.data(), image.data(), image.size(), cudaMemcpyHostToDevice), "filling the mailbox");
   }
 
@@ -56,8 +58,8 @@ class PeerSlabs : public Slabs {
 
 }  // namespace
 
-std::unique_ptr<Slabs> peer_slabs(int device, Word area_packs) {
-  return std::make_unique<PeerSlabs>(device, area_packs);
+std::unique_ptr<Slabs> peer_slabs(int device, Word area_packs, Transport transport) {
+  return std::make_unique<PeerSlabs>(device, area_packs, transport);
 }
 
 }  // namespace pcie_allreduce::cuda

@@ -47,6 +47,12 @@ __device__ __forceinline__ Word ld_relaxed_sys(const Word* from) {
   return value;
 }
 
+__device__ __forceinline__ Word ld_acquire_sys(const Word* from) {
+  Word value;
+  asm volatile("ld.acquire.sys.global.b32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ Word ld_relaxed_gpu(const Word* from) {
   Word value;
   asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(from));
@@ -74,9 +80,9 @@ __device__ __forceinline__ std::uint64_t globaltimer_ns() {
   return now;
 }
 
-// Both are no-ops in a launch without a programmatic dependency, and do not exist before sm_90.
 __device__ __forceinline__ void nanosleep(Word nanoseconds) { asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds)); }
 
+// Both are no-ops in a launch without a programmatic dependency, and do not exist before sm_90.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -25,7 +25,7 @@ class Slabs {
 };
 
 // In GPU memory, exported by CUDA IPC.
-std::unique_ptr<Slabs> peer_slabs(int device, Word area_packs);
+std::unique_ptr<Slabs> peer_slabs(int device, Word area_packs, Transport transport);
 // In shared memory, registered with CUDA in every process.
 std::unique_ptr<Slabs> staged_slabs(int device, Word area_packs);
 

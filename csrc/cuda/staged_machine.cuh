@@ -48,16 +48,9 @@ class StagedMachine : public Machine<Element, kShare> {
   __device__ __forceinline__ Range rearms(Word units) const {
     return {blockIdx.x == 0 && threadIdx.x < data_threads() ? threadIdx.x : units, units, data_threads()};
   }
-  __device__ __forceinline__ void fence() const { ptx::fence_sys(); }
   __device__ __forceinline__ Word agreed(Word peer) const { return ptx::ld_relaxed_gpu(&channel_.state->agreed[peer]); }
   __device__ __forceinline__ void set_agreed(Word peer, Word call) const {
     ptx::st_relaxed_gpu(&channel_.state->agreed[peer], call);
-  }
-
-  // Signatures of several ranks on one GPU's way to the host: who looks less often finds the line free.
-  __device__ __forceinline__ WaitVerdict keep_waiting(Wait& wait, const Call& call) {
-    if (channel_.world > 2 && threadIdx.x >= data_threads()) ptx::nanosleep(kNap);
-    return Base::keep_waiting(wait, call);
   }
 
   // Until the packs of the first lane of those that wait together have come, it alone looks: where one of a warp's has
@@ -83,7 +76,6 @@ class StagedMachine : public Machine<Element, kShare> {
   }
 
  private:
-  static constexpr Word kNap = 800;   // nanoseconds: half of the way of a word through the host
   static constexpr Word kHints = 16;  // then everybody looks, at deadlines and peers' words too
 
   __device__ __forceinline__ Word used(Word phase) const {

@@ -37,8 +37,8 @@ class Registered {
 };
 
 host::SharedMemory fresh(Word area_packs) {
-  host::SharedMemory memory = host::SharedMemory::create(slab_bytes(area_packs, true));
-  const std::vector<char> image = host::fresh_slab(area_packs, true);
+  host::SharedMemory memory = host::SharedMemory::create(slab_bytes(area_packs, Transport::kStaged));
+  const std::vector<char> image = host::fresh_slab(area_packs, Transport::kStaged);
   std::copy(image.begin(), image.end(), memory.data());
   return memory;
 }

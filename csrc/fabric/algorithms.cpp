@@ -17,15 +17,17 @@ Word whole_units(Word packs, Word unit) { return (packs + unit - 1) / unit * uni
 // Of `packs`, what the owner of shard `which` has.
 Word owned(Word packs, Word shard, Word which) { return std::min(packs - std::min(packs, which * shard), shard); }
 
-Word one_shot_link(const Channel&, const Request& request, Word unit, Word) {
-  return kSignature + whole_units(request.units(), unit);
+Word one_shot_link(const Channel& channel, const Request& request, Word unit, Word reader) {
+  return reader == channel.rank ? 0 : kSignature + whole_units(request.units(), unit);
 }
 Word two_shot_link(const Channel& channel, const Request& request, Word unit, Word reader) {
+  if (reader == channel.rank) return 0;
   const Word packs = whole_units(request.units(), unit);
   const Word shard = TwoShotLayout(channel.world, request.units()).shard;
   return kSignature + owned(packs, shard, reader) + owned(packs, shard, channel.rank);
 }
 Word island_link(const Channel& channel, const Request& request, Word unit, Word reader) {
+  if (reader == channel.rank) return 0;
   const Word spread = kind_dtype(request.kind) == Dtype::kFloat32 ? 1 : 2;
   const Word packs = whole_units(request.units(), unit);
   const Word shard = IslandLayout(channel.world, request.units(), spread).shard;
@@ -40,11 +42,22 @@ Word island_link(const Channel& channel, const Request& request, Word unit, Word
 }
 
 // Once for all readers; two-shot: all shards but its own, and the sums of its own.
-Word staged_link(const Channel&, const Request& request, Word unit, Word) {
-  return kSignature + whole_units(request.units(), unit);
+Word staged_link(const Channel& channel, const Request& request, Word unit, Word reader) {
+  return reader == channel.rank ? kSignature + whole_units(request.units(), unit) : 0;
+}
+Word pull_link(const Channel& channel, const Request& request, Word unit, Word reader) {
+  return reader == channel.rank ? whole_units(request.units(), unit) : kSignature;
+}
+Word pull_one_shot_reads(const Channel&, const Request& request, Word unit, Word) {
+  return whole_units(request.units(), unit);
+}
+Word pull_two_shot_reads(const Channel& channel, const Request& request, Word unit, Word source) {
+  return two_shot_link(channel, request, unit, source) - kSignature;
 }
 
-Word greeting_link(const Channel&, const Request&, Word, Word) { return kGreetingPacks; }
+Word greeting_link(const Channel& channel, const Request&, Word, Word reader) {
+  return reader == channel.rank ? 0 : kGreetingPacks;
+}
 
 std::string data_of(const char* stage, Word rank, Word pack) {
   return std::string(stage) + " of rank " + std::to_string(rank) + ", pack " + std::to_string(pack);
@@ -83,9 +96,13 @@ const std::vector<Entry>& algorithms() {
       {"two_shot", Algorithm::kTwoShot, kAllReduce, any_world, run_two_shot, two_shot_link, two_shot_name},
       {"island", Algorithm::kIsland, kAllReduce, even_world, run_island, island_link, island_name},
       {"staged_one_shot", Algorithm::kOneShot, kAllReduce, any_world, run_staged_one_shot, staged_link, staged_name,
-       false, true},
+       false, Transport::kStaged},
       {"staged_two_shot", Algorithm::kTwoShot, kAllReduce, any_world, run_staged_two_shot, staged_link, staged_name,
-       false, true},
+       false, Transport::kStaged},
+      {"pull_one_shot", Algorithm::kOneShot, kAllReduce, any_world, run_pull_one_shot, pull_link, staged_name, false,
+       Transport::kPull, pull_one_shot_reads},
+      {"pull_two_shot", Algorithm::kTwoShot, kAllReduce, any_world, run_pull_two_shot, pull_link, staged_name, false,
+       Transport::kPull, pull_two_shot_reads},
       {"greeting", Algorithm::kOneShot, Collective::kGreeting, any_world, run_greeting, greeting_link, nullptr},
   };
   return table;
@@ -93,8 +110,8 @@ const std::vector<Entry>& algorithms() {
 
 Word unit_packs(Mapping mapping) { return mapping == Mapping::kLines ? sizeof(Line) / sizeof(Pack) : 1; }
 
-Word used_packs(const Request& request, Word world, bool staged) {
-  return packs_used(kind_algorithm(request.kind), kind_dtype(request.kind), world, request.bytes, staged);
+Word used_packs(const Request& request, Word world, Transport transport) {
+  return packs_used(kind_algorithm(request.kind), kind_dtype(request.kind), world, request.bytes, transport);
 }
 
 Range pack_shard(Word world, Word rank, Word packs) {

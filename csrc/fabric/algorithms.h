@@ -18,19 +18,22 @@ struct Entry {
   Collective collective;
   bool (*serves)(Word world);
   std::function<void(Lane& lane, const Channel& channel, const Request& request, Mapping mapping)> run;
-  // Packs that the channel's rank sends to `reader` in one call, signature included. `unit`: packs that move at a time.
+  // Packs that the channel's rank stores into the slab of `reader` in one call, its own included, where it is not only
+  // to re-arm; signature included. `unit`: packs that move at a time.
   std::function<Word(const Channel& channel, const Request& request, Word unit, Word reader)> link_packs;
   // What stands in a pack of a phase of the mailbox of the channel's rank.
   std::string (*name_pack)(const Channel& channel, const Request& request, Word pack);
-  bool model = false;   // not an algorithm of the package: no signatures, no troubles, one launch shape for all ranks
-  bool staged = false;  // serves staged channels, and no others; link_packs is then what a rank stores for all readers
+  bool model = false;  // not an algorithm of the package: no signatures, no troubles, one launch shape for all ranks
+  Transport transport = Transport::kPush;  // of the channels that it serves
+  // ... that it reads in the slab of `source`.
+  Word (*read_packs)(const Channel& channel, const Request& request, Word unit, Word source) = nullptr;
 };
 
 const std::vector<Entry>& algorithms();
 const Entry* find_algorithm(const std::string& name);
 
 Word unit_packs(Mapping mapping);
-Word used_packs(const Request& request, Word world, bool staged);  // of a phase
+Word used_packs(const Request& request, Word world, Transport transport);  // of a phase, or a copy
 
 // The packs [first, end) that `rank` owns in the models of reduce-scatter and all-gather; the last shards may be empty.
 Range pack_shard(Word world, Word rank, Word packs);

@@ -13,16 +13,18 @@ namespace {
 constexpr std::size_t kLinesShown = 240;
 constexpr std::size_t kSeedsShown = 20;
 constexpr std::uint64_t kGreetings = 20;  // one schedule in so many is about the greetings ...
-constexpr std::uint64_t kStaged = 4;      // ... and one about a staged channel
+constexpr std::uint64_t kOthers = 4;      // ... one about a staged channel, and one about a pull
 
 std::vector<const Entry*> entries_of(const Campaign& campaign, std::uint64_t seed) {
   if (campaign.fault != nullptr && !campaign.fault->algorithms.empty()) return campaign.fault->algorithms;
   if (!campaign.algorithms.empty()) return campaign.algorithms;
   if (campaign.fault == nullptr && seed % kGreetings == 0) return {find_algorithm("greeting")};
-  const bool staged = campaign.fault == nullptr && seed % kStaged == 1;
+  Transport transport = Transport::kPush;
+  if (campaign.fault == nullptr && seed % kOthers == 1) transport = Transport::kStaged;
+  if (campaign.fault == nullptr && seed % kOthers == 3) transport = Transport::kPull;
   std::vector<const Entry*> entries;
   for (const Entry& entry : algorithms()) {
-    if (entry.collective == Collective::kAllReduce && entry.staged == staged) entries.push_back(&entry);
+    if (entry.collective == Collective::kAllReduce && entry.transport == transport) entries.push_back(&entry);
   }
   return entries;
 }

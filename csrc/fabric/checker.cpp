@@ -53,6 +53,7 @@ Checker::Checker(const Scenario& scenario, const std::vector<Channel>& channels,
   }
   failed_in_.assign(scenario.world, kNever);
   sent_.assign(calls * scenario.world, {});
+  read_.assign(calls * scenario.world, {});
   first_output_.resize(calls);
   seen_.resize(scenario.world);
 }
@@ -119,6 +120,13 @@ void Checker::sent(Word rank, Word call, Word reader) {
   ++sent_[call * scenario_.world + rank][reader];
   if (failed_in_[rank] < call) violate(Breach::kSentInFailed, rank, call, "it sent to rank " + std::to_string(reader));
 }
+
+void Checker::flagged(Word rank, Word call, Word peer) {
+  if (failed_in_[rank] < call)
+    violate(Breach::kSentInFailed, rank, call, "it raised a flag at rank " + std::to_string(peer));
+}
+
+void Checker::read(Word rank, Word call, Word source) { ++read_[call * scenario_.world + rank][source]; }
 
 void Checker::gave_up(Word rank, Word call, Reason why) {
   if (failed_in_[rank] == kNever) failed_in_[rank] = call;
@@ -191,14 +199,21 @@ void Checker::check_links(Word rank, Word call) {
   const Entry& algorithm = *scenario_.calls[call].algorithm;
   const Word unit = unit_packs(scenario_.mapping);
   for (Word reader = 0; reader < scenario_.world; ++reader) {
-    const bool crosses = (reader == rank) == scenario_.staged;  // to each reader's memory, or to the host's
-    const Word formula = crosses ? algorithm.link_packs(channels_[rank], request, unit, reader) : 0;
-    const Word packs_sent = sent_[call * scenario_.world + rank][reader];
-    if (packs_sent == formula) continue;
-    violate(Breach::kLinkBytes, rank, call,
-            "it sent " + std::to_string(packs_sent) + " packs to rank " + std::to_string(reader) +
-                ", the formula says " + std::to_string(formula));
+    const Word formula = algorithm.link_packs(channels_[rank], request, unit, reader);
+    compare_link(rank, call, " packs sent to rank " + std::to_string(reader),
+                 sent_[call * scenario_.world + rank][reader], formula);
   }
+  for (Word source = 0; source < scenario_.world && algorithm.read_packs != nullptr; ++source) {
+    const Word formula = source == rank ? 0 : algorithm.read_packs(channels_[rank], request, unit, source);
+    compare_link(rank, call, " packs read from rank " + std::to_string(source),
+                 read_[call * scenario_.world + rank][source], formula);
+  }
+}
+
+void Checker::compare_link(Word rank, Word call, const std::string& what, Word counted, Word formula) {
+  if (counted == formula) return;
+  violate(Breach::kLinkBytes, rank, call,
+          std::to_string(counted) + what + ", the formula says " + std::to_string(formula));
 }
 
 // As the host does at any time: what it reads beside a valid word must be the whole story.

@@ -49,8 +49,10 @@ class Checker {
   void fill_input(Word rank, Word call, std::vector<Pack>& packs) const;
   void fill_junk(std::vector<Pack>& packs) const;
 
-  void struck() { struck_ = true; }                // the scenario's trouble has come
-  void sent(Word rank, Word call, Word reader);    // one pack
+  void struck() { struck_ = true; }              // the scenario's trouble has come
+  void sent(Word rank, Word call, Word reader);  // one pack
+  void flagged(Word rank, Word call, Word peer);
+  void read(Word rank, Word call, Word source);    // one pack of another rank's slab
   void gave_up(Word rank, Word call, Reason why);  // one of its lanes
   void completed(Word rank, Word call, const std::vector<Pack>& out);
   void at_end();
@@ -64,6 +66,7 @@ class Checker {
   bool exact(Word rank, Word call, Word pack, const Pack& got);
   void check_values(Word rank, Word call, const std::vector<Pack>& out);
   void check_links(Word rank, Word call);
+  void compare_link(Word rank, Word call, const std::string& what, Word counted, Word formula);
   void look_at_record(Word rank);
   void check_record(Word rank);
   void check_verdict(Word rank);
@@ -81,6 +84,7 @@ class Checker {
   std::vector<Request> requests_;  // [call * world + rank]
   std::vector<Word> failed_in_;
   std::vector<std::array<Word, kMaxWorld>> sent_;  // packs, [call * world + rank][reader]
+  std::vector<std::array<Word, kMaxWorld>> read_;  // packs, [call * world + rank][source]
   std::vector<std::vector<Pack>> first_output_;    // of each call, of the first rank to complete it
   std::vector<FaultRecord> seen_;                  // as the host first saw it valid
 };

@@ -41,6 +41,7 @@ void any_trouble(Scenario&) {}
 std::vector<PlantedFault> faults_of_the_package() {
   const Entry* one_shot_alone = find_algorithm("one_shot");
   const std::vector<const Entry*> staged = {find_algorithm("staged_one_shot"), find_algorithm("staged_two_shot")};
+  const std::vector<const Entry*> pull = {find_algorithm("pull_one_shot"), find_algorithm("pull_two_shot")};
   return {
       {"two_phases", "own memory with two phases", lane<TwoPhases>, {}, untroubled},
       {"no_rearm", "slots are never re-armed", lane<NoRearm>, {}, untroubled},
@@ -80,29 +81,22 @@ std::vector<PlantedFault> faults_of_the_package() {
       {"stale_output", "a launch on a failed channel leaves its output alone", lane<StaleOutput>, {}, any_trouble},
       {"victim_named", "a rank that gives up does not heed what others say", lane<NamesVictims>, {}, killed},
       {"record_no_fence", "the record is valid before it is complete", lane<NoFence>, {}, any_trouble},
-      {"staged_rearm", "staged: call k re-arms what call k - 1 used", lane<StagedRearmsPrevious>, staged, untroubled},
+      {"staged_rearm", "staged: four phases, k - 1 re-armed", lane<StagedRearmsPrevious>, staged, untroubled},
+      {"staged_rearm_3", "staged: three phases, k - 1 re-armed", lane<StagedThreePhases>, staged, untroubled},
       {"staged_no_fence", "staged: re-armed without a fence", lane<NoFence>, staged, untroubled},
+      {"pull_one_copy", "pull: one staging copy", lane<PullOneCopy>, pull, untroubled},
+      {"pull_equal", "pull: flag == epoch", lane<PullEqual>, pull, untroubled},
+      {"pull_no_fence", "pull: a flag without a fence before it", lane<NoFence>, pull, untroubled},
+      {"pull_no_barrier", "pull: a flag before every lane has stored", lane<PullNoBarrier>, pull, untroubled},
   };
 }
 
 std::vector<PlantedFault> faults_of_models() {
-  static const Entry slots = host_staged_model({4, 2, true});
-  static const Entry slots_3 = host_staged_model({3, 1, true});
-  static const Entry slots_4 = host_staged_model({4, 1, true});
-  static const Entry no_fence = host_staged_model({4, 2, false});
-  static const Entry staging = pull_model({2, false});
-  static const Entry one_copy = pull_model({1, false});
-  static const Entry equal = pull_model({2, true});
   static const Entry scatter = reduce_scatter_model(true);
   static const Entry sparse_scatter = reduce_scatter_model(false);
   static const Entry gather = all_gather_model(true);
   static const Entry sparse_gather = all_gather_model(false);
   return {
-      {"host_rearm_3", "host slots: three phases, k - 1 re-armed", right_lane, {&slots_3}, untroubled, &slots},
-      {"host_rearm_4", "host slots: four phases, k - 1 re-armed", right_lane, {&slots_4}, untroubled, &slots},
-      {"host_no_fence", "host slots: re-armed without a fence", right_lane, {&no_fence}, untroubled, &slots},
-      {"pull_one_copy", "pull: one staging copy", right_lane, {&one_copy}, untroubled, &staging},
-      {"pull_equal", "pull: flag == epoch", right_lane, {&equal}, untroubled, &staging},
       {"empty_shard_rs",
        "reduce-scatter alone: an empty shard sends nothing",
        right_lane,

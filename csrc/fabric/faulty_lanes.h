@@ -49,13 +49,33 @@ struct StagedRearmsPrevious : Lane {
   }
 };
 
+// ... with three phases.
+struct StagedThreePhases : Lane {
+  using Lane::Lane;
+  Call begin_call() override {
+    Call call = Lane::begin_call();
+    call.phase %= 3;
+    call.stale = state_.used[phase_before(call.phase)];
+    return call;
+  }
+  BlockState next_state(const Call& call, Word used) const override {
+    BlockState next = Lane::next_state(call, used);
+    next.phase = phase_after(call.phase);
+    return next;
+  }
+  void arm(Pack* slot) override {
+    const Word meant = two_phases_before(state_.phase % 3);
+    Lane::arm(slot - meant * channel_.area_packs + phase_before(state_.phase % 3) * channel_.area_packs);
+  }
+};
+
 // Invariant 4.
 
 struct RearmsThisRange : Lane {
   using Lane::Lane;
   Call begin_call() override {
     Call call = Lane::begin_call();
-    call.stale = used_packs(rank_.requests[grid_.call], channel_.world, channel_.staged);
+    call.stale = used_packs(rank_.requests[grid_.call], channel_.world, channel_.transport);
     return call;
   }
 };
@@ -191,6 +211,34 @@ struct NoSignature : Lane {
   }
   Range once_a_block(Word tasks) const override { return {tasks, tasks, 1}; }
   Range once_a_rank(Word tasks) const override { return {tasks, tasks, 1}; }
+};
+
+// Invariant 13.
+
+struct PullOneCopy : Lane {
+  using Lane::Lane;
+  const Pack* only(const Pack* slot) const {
+    const Word home = simulation_.memory().home(simulation_.memory().index(slot));
+    return slot < staging_of(channel_.slab[home], 1, channel_.copy_packs) ? slot : slot - channel_.copy_packs;
+  }
+  void put(Pack* slot, const Pack& value) override { Lane::put(const_cast<Pack*>(only(slot)), value); }
+  Pack peek(const Pack* slot) override { return Lane::peek(only(slot)); }
+};
+
+struct PullEqual : Lane {
+  using Lane::Lane;
+  bool raised(const Word* flag, Word count) override { return load(flag) == count; }
+};
+
+// The flag speaks for lanes of the block that have not stored yet.
+struct PullNoBarrier : Lane {
+  using Lane::Lane;
+  bool met = false;
+  bool meet(bool failed) override {
+    if (met) return Lane::meet(failed);
+    met = true;
+    return failed;
+  }
 };
 
 // Failure.

@@ -37,7 +37,7 @@ Word Lane::steward_count() const { return stewards() == 0 ? data_threads_ : stew
 
 Range Lane::share(Word units) const {
   const Word first = moves_data() ? block() * data_threads_ + thread() : units;
-  return {first, units, static_cast<Word>(grid_.blocks.size()) * data_threads_};
+  return {first, units, blocks() * data_threads_};
 }
 Range Lane::once_a_block(Word tasks) const {
   return {steward() < steward_count() ? steward() : tasks, tasks, steward_count()};
@@ -45,6 +45,8 @@ Range Lane::once_a_block(Word tasks) const {
 Range Lane::once_a_rank(Word tasks) const {
   return block() == 0 ? once_a_block(tasks) : Range{tasks, tasks, steward_count()};
 }
+
+Word Lane::blocks() const { return static_cast<Word>(grid_.blocks.size()); }
 
 void Lane::wait_for_predecessor() {
   access();
@@ -57,8 +59,8 @@ Call Lane::read_state() {
   for (Word w = 0; w < 8; ++w) words[w] = load(line + w);
   std::memcpy(&state_, words, sizeof state_);
   const Word mark = load(abort_word_of(channel_, rank_.number));
-  const Word stale = channel_.staged ? used_in(state_, two_phases_before(state_.phase))
-                                     : state_.used[phase_before(state_.phase % kPhases)];
+  const Word stale = channel_.staged() ? used_in(state_, two_phases_before(state_.phase))
+                                       : state_.used[phase_before(state_.phase % kPhases)];
   return {state_.call, state_.phase, stale, mark != 0};
 }
 
@@ -91,7 +93,7 @@ bool Lane::meet(bool failed) {
 BlockState Lane::next_state(const Call& call, Word used) const {
   BlockState next = state_;
   next.call = call.number + 1;
-  next.phase = channel_.staged ? staged_phase_after(call.phase) : phase_after(call.phase);
+  next.phase = channel_.staged() ? staged_phase_after(call.phase) : phase_after(call.phase);
   used_in(next, call.phase) = used;
   const bool settled = rank_.requests[grid_.call].captured || state_.settled == kWarmupCalls;
   next.settled = settled ? kWarmupCalls : state_.settled + 1;
@@ -100,13 +102,12 @@ BlockState Lane::next_state(const Call& call, Word used) const {
 
 void Lane::end_call(const Call& call, Word used) {
   if (steward() >= steward_count()) return;
-  const Word blocks = static_cast<Word>(grid_.blocks.size());
-  write_state(block() + steward() * blocks, steward_count() * blocks, next_state(call, used));
+  write_state(block() + steward() * blocks(), steward_count() * blocks(), next_state(call, used));
 }
 
 // Also the lines of blocks that this launch does not have, since the next may have them.
 void Lane::write_state(Word first, Word step, const BlockState& state) {
-  const Word used_words = channel_.staged ? 7 : 6;
+  const Word used_words = channel_.staged() ? 7 : 6;
   for (Word b = first; b < kStateLines; b += step) {
     Word words[sizeof(BlockState) / sizeof(Word)];
     std::memcpy(words, &state, sizeof words);
@@ -162,11 +163,5 @@ void Lane::publish() {
 }
 
 Word* Lane::verdict() const { return simulation_.memory().verdict(rank_.number); }
-Pack* Lane::shared() const { return simulation_.memory().shared(); }
-Word* Lane::flag(Word at, Word source) const {
-  return &control_of(channel_.slab[at])->unused[source * kMostBlocks + id.block];
-}
-Word Lane::largest_payload() const { return static_cast<Word>(rank_.caller.in.size()); }
-Word Lane::packs_of_call(Word call) const { return rank_.requests[call].units(); }
 
 }  // namespace pcie_allreduce::fabric

@@ -17,9 +17,12 @@ class Lane : public Task {
   virtual ~Lane() = default;
 
   virtual Call begin_call();
+  virtual bool meet(bool failed);  // the block's barrier; true when a lane came to it having failed
   virtual bool any_failed(bool failed);
   virtual void end_call(const Call& call, Word used);
-  bool staged() const { return channel_.staged; }
+  bool staged() const { return channel_.staged(); }
+  Word block() const { return id.block; }
+  Word blocks() const;
   Range share(Word units) const;
   virtual Range once_a_block(Word tasks) const;
   virtual Range once_a_rank(Word tasks) const;
@@ -30,6 +33,8 @@ class Lane : public Task {
   virtual Pack peek(const Pack* slot);
   virtual void arm(Pack* slot);
   virtual void fence();
+  void raise(Word* flag, Word count);
+  virtual bool raised(const Word* flag, Word count);
   PeerWait waited(Word peer);
   void set_waited(Word peer, const PeerWait& waited);
   void tell(Word* verdict, Word value) { store(verdict, value); }
@@ -43,15 +48,8 @@ class Lane : public Task {
   void settle();
   std::uint64_t now() const;
 
-  // For the models: what they keep beside the mailboxes, and what a real one would have recorded.
-  bool meet(bool failed = false);  // the block's barrier; true when a lane came to it having failed
-  void stage(Pack* own, const Pack& value) { store_pack(own, value); }
   Word* agreed(Word peer) const { return &channel_.state->agreed[peer]; }
   Word* verdict() const;  // of the greetings, in memory of its host
-  Pack* shared() const;
-  Word* flag(Word at, Word source) const;
-  Word largest_payload() const;
-  Word packs_of_call(Word call) const;
 
   static Lane& current();
 
@@ -61,7 +59,6 @@ class Lane : public Task {
   virtual BlockState next_state(const Call& call, Word used) const;
   virtual void write_state(Word first, Word step, const BlockState& state);
   Word store_pack(Pack* slot, const Pack& value);  // bit w: word w is on its way
-  Word block() const { return id.block; }
   Word thread() const { return id.thread; }
   Word stewards() const;  // of a block; 0: every lane does both
   Word steward() const;   // which one this lane is; at least steward_count() when it is none

@@ -70,6 +70,8 @@ Pack Lane::peek(const Pack* slot) {
   Scheduler& scheduler = simulation_.scheduler();
   const Word first = simulation_.memory().index(slot);
   const Word order = scheduler.choose(*this, kOrders, scheduler.mood().tear);
+  const Word home = simulation_.memory().home(first);
+  if (home != rank_.number) simulation_.checker().read(rank_.number, grid_.call, home);
   Event event{.what = Happened::kLooks, .word = first};
   Pack pack;
   for (const Word w : kOrder[order]) {
@@ -99,6 +101,12 @@ void Lane::fence() {
   simulation_.memory().fence(id);
   simulation_.note(*this, {.what = Happened::kFences});
 }
+
+void Lane::raise(Word* flag, Word count) {
+  simulation_.checker().flagged(rank_.number, grid_.call, simulation_.memory().home(simulation_.memory().index(flag)));
+  store(flag, count);
+}
+bool Lane::raised(const Word* flag, Word count) { return reached(load(flag), count); }
 
 bool Lane::elect(Word* word) {
   access();

@@ -18,9 +18,12 @@ class Machine {
   explicit Machine(Lane& lane) : lane_(lane) {}
 
   Call begin_call() { return lane_.begin_call(); }
+  bool barrier(bool failed) { return lane_.meet(failed); }
   bool any_failed(bool failed) { return lane_.any_failed(failed); }
   void end_call(const Call& call, Word used) { lane_.end_call(call, used); }
   bool staged() const { return lane_.staged(); }
+  Word block() const { return lane_.block(); }
+  Word blocks() const { return lane_.blocks(); }
   Range share(Word units) const { return lane_.share(units); }
   Range rearms(Word units) const { return lane_.share(units); }
   Range once_a_block(Word tasks) const { return lane_.once_a_block(tasks); }
@@ -44,6 +47,8 @@ class Machine {
     for (Word p = 0; p < kPacks<Unit>; ++p) lane_.arm(slot + p);
   }
   void fence() { lane_.fence(); }
+  void raise(Word* flag, Word count) { lane_.raise(flag, count); }
+  bool raised(const Word* flag, Word count) { return lane_.raised(flag, count); }
   Word agreed(Word peer) { return lane_.load(lane_.agreed(peer)); }
   void set_agreed(Word peer, Word call) { lane_.store(lane_.agreed(peer), call); }
   void tell(Word* verdict, Word value) { lane_.tell(verdict, value); }

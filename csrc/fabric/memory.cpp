@@ -9,24 +9,23 @@ constexpr std::size_t kAlignment = 128;
 
 }  // namespace
 
-Memory::Memory(Word world, Word area_packs, bool staged, Word shared_packs, Watcher& watcher)
-    : staged_(staged),
+Memory::Memory(Word world, Word area_packs, Transport transport, Watcher& watcher)
+    : staged_(transport == Transport::kStaged),
       world_(world),
-      slab_words_(static_cast<Word>(slab_bytes(area_packs, staged) / sizeof(Word))),
-      state_words_(staged ? sizeof(Control) / sizeof(Word) : 0),
+      slab_words_(static_cast<Word>(slab_bytes(area_packs, transport) / sizeof(Word))),
+      state_words_(staged_ ? sizeof(Control) / sizeof(Word) : 0),
       watcher_(watcher) {
   const Word alignment = kAlignment / sizeof(Word);
   slab_words_ = (slab_words_ + alignment - 1) / alignment * alignment;
   rank_words_ = slab_words_ + state_words_ + sizeof(FaultRecord) / sizeof(Word) + kMaxWorld * kGreetingPacks;
-  size_ = std::size_t{world} * rank_words_ + shared_packs * 4;
+  size_ = std::size_t{world} * rank_words_;
   storage_.assign(size_ + alignment, 0);
   const auto address = reinterpret_cast<std::uintptr_t>(storage_.data());
   words_ = reinterpret_cast<Word*>((address + kAlignment - 1) / kAlignment * kAlignment);
   for (Word rank = 0; rank < world; ++rank) {
-    const Word first = rank * rank_words_ + kGreetingOffset / sizeof(Word);
-    std::fill(words_ + first, words_ + rank * rank_words_ + slab_words_, kEmpty);
+    Word* slab = words_ + rank * rank_words_;
+    std::fill(slab + kGreetingOffset / sizeof(Word), slab + polled_bytes(area_packs, transport) / sizeof(Word), kEmpty);
   }
-  std::fill(words_ + world * rank_words_, words_ + size_, kEmpty);
   origin_.assign(size_, kFill);
   chain_.assign(size_, kNone);
 }
@@ -60,7 +59,7 @@ bool Memory::store(LaneId lane, Word word, Word value, bool at_once, bool held) 
   }
   const std::uint32_t s = unused_.back();
   unused_.pop_back();
-  stores_[s] = {word, value, lane, held, kNone, static_cast<std::uint32_t>(flying_.size())};
+  stores_[s] = {word, value, lane, held, false, kNone, static_cast<std::uint32_t>(flying_.size())};
   flying_.push_back(s);
   std::uint32_t* link = &chain_[word];
   while (*link != kNone) link = &stores_[*link].next;
@@ -118,8 +117,19 @@ void Memory::deliver_all(Matches&& matches) {
   }
 }
 
+void Memory::barrier(Word rank, Word call, Word block) {
+  for (const std::uint32_t s : flying_) {
+    const LaneId& by = stores_[s].lane;
+    if (by.rank == rank && by.call == call && by.block == block) stores_[s].behind_barrier = true;
+  }
+}
+
 void Memory::fence(LaneId lane) {
-  deliver_all([&](const Store& store) { return store.lane == lane; });
+  deliver_all([&](const Store& store) {
+    const LaneId& by = store.lane;
+    const bool of_block = by.rank == lane.rank && by.call == lane.call && by.block == lane.block;
+    return by == lane || (of_block && store.behind_barrier);
+  });
 }
 
 void Memory::launch_boundary(Word rank, Word call) {

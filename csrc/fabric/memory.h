@@ -29,7 +29,7 @@ class Watcher {
 
 class Memory {
  public:
-  Memory(Word world, Word area_packs, bool staged, Word shared_packs, Watcher& watcher);
+  Memory(Word world, Word area_packs, Transport transport, Watcher& watcher);
 
   char* slab(Word rank) { return reinterpret_cast<char*>(&words_[rank * rank_words_]); }
   // In the rank's own memory: a part of its slab, or beside it where that is staged in host memory.
@@ -37,19 +37,16 @@ class Memory {
   // In memory of the rank's host: the fault record, and the verdict of the greetings.
   FaultRecord* record(Word rank) { return reinterpret_cast<FaultRecord*>(end_of_slab(rank) + state_words_); }
   Word* verdict(Word rank) { return reinterpret_cast<Word*>(record(rank) + 1); }
-  Pack* shared() { return reinterpret_cast<Pack*>(&words_[world_ * rank_words_]); }  // in host memory, of all ranks
 
   Word packs() const { return static_cast<Word>(size_ / 4); }
   Word index(const void* address) const;
-  Word home(Word word) const { return word / rank_words_; }  // `world` and above: the shared part
+  Word home(Word word) const { return word / rank_words_; }
   Word offset(Word word) const { return word % rank_words_; }
   bool is_verdict(Word word) const {
     return offset(word) >= slab_words_ + state_words_ + sizeof(FaultRecord) / sizeof(Word);
   }
-  bool in_slab(Word word) const { return home(word) < world_ && offset(word) < slab_words_; }
-  bool in_state(Word word) const {
-    return home(word) < world_ && offset(word) >= slab_words_ && offset(word) < slab_words_ + state_words_;
-  }
+  bool in_slab(Word word) const { return offset(word) < slab_words_; }
+  bool in_state(Word word) const { return offset(word) >= slab_words_ && offset(word) < slab_words_ + state_words_; }
   // Complete at a launch boundary. Everything else a rank stores is posted: to a peer, or to host memory.
   bool own(Word rank, Word word) const { return home(word) == rank && (staged_ ? in_state(word) : in_slab(word)); }
 
@@ -63,17 +60,19 @@ class Memory {
 
   std::size_t in_flight() const { return flying_.size(); }
   bool held(std::size_t which) const { return stores_[flying_[which]].held; }
-  void deliver(std::size_t which);              // it, or what must arrive before it
-  void fence(LaneId lane);                      // everything that this lane has stored
-  void launch_boundary(Word rank, Word call);   // what the grids up to `call` have stored to their own memory
-  void lose(std::size_t which);                 // the machine that sent it is gone
-  std::size_t find_posted_by(Word rank) const;  // in_flight() when there is none
+  void deliver(std::size_t which);                 // it, or what must arrive before it
+  void barrier(Word rank, Word call, Word block);  // its lanes have met
+  void fence(LaneId lane);                         // what this lane has stored, and others of its block before they met
+  void launch_boundary(Word rank, Word call);      // what the grids up to `call` have stored to their own memory
+  void lose(std::size_t which);                    // the machine that sent it is gone
+  std::size_t find_posted_by(Word rank) const;     // in_flight() when there is none
 
  private:
   struct Store {
     Word word, value;
     LaneId lane;
     bool held;
+    bool behind_barrier;
     std::uint32_t next;      // the next store to this word, of whichever rank
     std::uint32_t position;  // in flying_, or kNone
   };

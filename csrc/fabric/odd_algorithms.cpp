@@ -56,8 +56,6 @@ Entry model(const char* name, Collective collective, Body body,
   return {name, Algorithm::kOneShot, collective, few, run, std::move(link_packs), nullptr, true};
 }
 
-Word no_link(const Channel&, const Request&, Word, Word) { return 0; }
-
 Word owned_packs(Word world, Word rank, Word packs) {
   const Range shard = pack_shard(world, rank, packs);
   return shard.end - shard.first;
@@ -82,26 +80,13 @@ const Entry* raw_sums_two_shot() {
   return &entry;
 }
 
-Entry host_staged_model(const HostSlots& how) {
-  const auto body = [how]<class Element, int kWorld>(auto& machine, const Channel& channel, const Request& request) {
-    host_staged<Element, kWorld>(machine, channel, request, how);
-  };
-  return model("host_staged", Collective::kAllReduce, body, no_link);
-}
-
-Entry pull_model(const Pull& how) {
-  const auto body = [how]<class Element, int kWorld>(auto& machine, const Channel& channel, const Request& request) {
-    pull<Element, kWorld>(machine, channel, request, how);
-  };
-  return model("pull", Collective::kAllReduce, body, no_link);
-}
-
 Entry reduce_scatter_model(bool always_one) {
   const auto body = [=]<class Element, int kWorld>(auto& machine, const Channel& channel, const Request& request) {
     reduce_scatter<Element, kWorld>(machine, channel, request, always_one);
   };
   return model("reduce_scatter", Collective::kReduceScatter, body,
                [=](const Channel& channel, const Request& request, Word, Word reader) {
+                 if (reader == channel.rank) return 0u;
                  return at_least(always_one, owned_packs(channel.world, reader, request.units()));
                });
 }
@@ -111,7 +96,8 @@ Entry all_gather_model(bool always_one) {
     all_gather<Element, kWorld>(machine, channel, request, always_one);
   };
   return model("all_gather", Collective::kAllGather, body,
-               [=](const Channel& channel, const Request& request, Word, Word) {
+               [=](const Channel& channel, const Request& request, Word, Word reader) {
+                 if (reader == channel.rank) return 0u;
                  return at_least(always_one, owned_packs(channel.world, channel.rank, request.units()));
                });
 }

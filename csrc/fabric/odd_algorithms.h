@@ -12,8 +12,6 @@ const Entry* raw_one_shot();            // EMPTY is not rewritten
 const Entry* negative_zero_two_shot();  // sums may be -0.0, which does no harm
 const Entry* raw_sums_two_shot();       // ... where EMPTY is not rewritten, it does
 
-Entry host_staged_model(const HostSlots& how);
-Entry pull_model(const Pull& how);
 Entry reduce_scatter_model(bool always_one);
 Entry all_gather_model(bool always_one);
 

@@ -30,6 +30,8 @@ void run_two_shot(Lane& lane, const Channel& channel, const Request& request, Ma
 void run_island(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_staged_one_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_staged_two_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
+void run_pull_one_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
+void run_pull_two_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_greeting(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 
 }  // namespace pcie_allreduce::fabric

@@ -34,8 +34,8 @@ Word any_size(Random& random, Word world, Dtype dtype) {
 
 void draw_calls(Random& random, Scenario& scenario, const std::vector<const Entry*>& algorithms) {
   static constexpr Dtype kDtypes[] = {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBFloat16};
-  const bool models = algorithms[0]->model;
-  const Word shapes = random.below(models ? 4 : 5);  // one for all; one a call; one a call and rank
+  const bool alike = algorithms[0]->model || scenario.transport == Transport::kPull;
+  const Word shapes = random.below(alike ? 4 : 5);  // one for all; one a call; one a call and rank
   const Word dependent = random.below(3);
   const bool one_dtype = random.once_in(2);
   const Dtype dtype = random.one_of(kDtypes);
@@ -136,7 +136,7 @@ Scenario draw(std::uint64_t seed, const std::vector<const Entry*>& algorithms) {
   } while (algorithms[0]->model && scenario.mapping == Mapping::kLines);
   scenario.stewards = random.between(1, 2);
   scenario.first_island = any_island(random, scenario.world);
-  scenario.staged = algorithms[0]->staged;
+  scenario.transport = algorithms[0]->transport;
   std::vector<const Entry*> serving;
   std::copy_if(algorithms.begin(), algorithms.end(), std::back_inserter(serving), served);
   draw_calls(random, scenario, serving);
@@ -159,7 +159,8 @@ Scenario draw(std::uint64_t seed, const std::vector<const Entry*>& algorithms) {
 std::string Scenario::told() const {
   std::string told = std::to_string(world) + " ranks";
   if (mapping == Mapping::kStewards) told += ", " + std::to_string(stewards) + " stewards a block";
-  if (staged) told += ", staged";
+  if (transport == Transport::kStaged) told += ", staged";
+  if (transport == Transport::kPull) told += ", pull";
   if (mapping == Mapping::kLines) told += ", cache lines";
   told += ", epoch from " + std::to_string(first_call) + " in phase " + std::to_string(first_phase) + ", " +
           trouble_told(*this);

@@ -50,7 +50,7 @@ struct Scenario {
   Mapping mapping;
   Word stewards;
   Word first_island;  // bit r: rank r
-  bool staged;        // slabs lie in host memory, each written by its own rank
+  Transport transport;
   std::vector<CallPlan> calls;
   Word first_call;  // the epoch, near its wrap in part of the seeds
   Word first_phase;

@@ -15,7 +15,7 @@ Word largest_area(const Scenario& scenario) {
   Word largest = 0;
   for (Word call = 0; call < scenario.calls.size(); ++call) {
     for (Word rank = 0; rank < scenario.world; ++rank) {
-      largest = std::max(largest, used_packs(request_of(scenario, rank, call), scenario.world, scenario.staged));
+      largest = std::max(largest, used_packs(request_of(scenario, rank, call), scenario.world, scenario.transport));
     }
   }
   return largest;
@@ -32,10 +32,6 @@ Word caller_packs(const Scenario& scenario) {
   return packs + 1;  // one more, that nobody may touch
 }
 
-Word shared_packs(const Scenario& scenario) {
-  return scenario.calls[0].algorithm->model ? 4 * scenario.world * caller_packs(scenario) : 0;
-}
-
 }  // namespace
 
 Request request_of(const Scenario& scenario, Word rank, Word call) {
@@ -49,14 +45,16 @@ Request request_of(const Scenario& scenario, Word rank, Word call) {
       bytes += element_bytes(dtype) * (1 + scenario.troubled_access % 40);
     }
   }
-  return {nullptr, nullptr, bytes, signature_kind(plan.algorithm->id, dtype), plan.captured};
+  const Shape shape = plan.shape[rank];
+  const Word launch = scenario.transport == Transport::kPull ? shape.blocks << 16 | shape.threads : kNoRows;
+  return {nullptr, nullptr, bytes, signature_kind(plan.algorithm->id, dtype), plan.captured, launch};
 }
 
 Simulation::Simulation(const Scenario& scenario, Choices& choices, FiberPool& fibers, LaneMaker maker,
                        Timeline* timeline)
     : scenario_(scenario),
       scheduler_(choices, fibers, scenario.mood),
-      memory_(scenario.world, area_packs(scenario), scenario.staged, shared_packs(scenario), scheduler_),
+      memory_(scenario.world, area_packs(scenario), scenario.transport, scheduler_),
       checker_(scenario, channels_, memory_, scheduler_),
       maker_(maker),
       timeline_(timeline) {
@@ -68,11 +66,11 @@ Simulation::Simulation(const Scenario& scenario, Choices& choices, FiberPool& fi
     Channel& channel = channels_.emplace_back();
     for (Word peer = 0; peer < scenario.world; ++peer) channel.slab[peer] = memory_.slab(peer);
     channel.state = memory_.state(r);
-    channel.staged = scenario.staged;
+    channel.transport = scenario.transport;
     channel.record = memory_.record(r);
     channel.rank = r;
     channel.world = scenario.world;
-    channel.area_packs = area_packs(scenario);
+    channel.make_room(area_packs(scenario));
     channel.islands = islands_of(scenario.first_island, scenario.world, r);
     channel.timeout_ns = kTimeout;
     channel.warmup_timeout_ns = kWarmupTimeout;
@@ -95,6 +93,8 @@ Simulation::Simulation(const Scenario& scenario, Choices& choices, FiberPool& fi
       state.settled = scenario.settled;
     }
     for (Word& agreed : channel.state->agreed) agreed = scenario.first_call;  // as the call before has left it
+    Word* flags = flag_of(memory_.slab(r), 0, 0);
+    if (scenario.transport == Transport::kPull) std::fill_n(flags, kMaxBlocks * kMaxWorld, 2 * scenario.first_call);
   }
 }
 
@@ -182,6 +182,7 @@ void Simulation::arrive_at_barrier(Grid& grid, Word block) {
   at.any_failed = at.failed;
   at.failed = false;
   ++at.barriers;
+  memory_.barrier(grid.lanes[0]->id.rank, grid.call, block);
   for (const auto& lane : grid.lanes) {
     if (lane->id.block == block) scheduler_.unblock(*lane);
   }

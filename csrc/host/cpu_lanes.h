@@ -16,6 +16,7 @@ class Watch {
 struct CpuLanes {
   void (*all_reduce)(const Channel& channel, const Request& request, bool crowded, Watch& watch);
   void (*staged)(const Channel& channel, const Request& request, bool crowded, Watch& watch);
+  void (*pull)(const Channel& channel, const Request& request, bool crowded, Watch& watch);
   void (*fused)(const Channel& channel, const Request& request, const Norm& norm, bool crowded, Watch& watch);
   void (*exchange)(const Channel& channel, Word* verdict, bool crowded, Watch& watch);
   const char* name;

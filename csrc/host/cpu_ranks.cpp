@@ -12,27 +12,27 @@ std::uint64_t nanoseconds(double seconds) { return static_cast<std::uint64_t>(se
 
 }  // namespace
 
-std::vector<char> fresh_slab(Word area_packs, bool staged) {
-  std::vector<char> image(slab_bytes(area_packs, staged), 0);
+std::vector<char> fresh_slab(Word area_packs, Transport transport) {
+  std::vector<char> image(slab_bytes(area_packs, transport), 0);
   Pack* first = reinterpret_cast<Pack*>(image.data() + kGreetingOffset);
-  std::fill(first, reinterpret_cast<Pack*>(image.data() + image.size()), empty_pack());
+  std::fill(first, reinterpret_cast<Pack*>(image.data() + polled_bytes(area_packs, transport)), empty_pack());
   return image;
 }
 
-CpuChannel::CpuChannel(Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool staged,
-                       bool crowded, std::function<bool()> interrupted)
-    : own_(SharedMemory::create(slab_bytes(area_packs, staged))),
+CpuChannel::CpuChannel(Word rank, Word world, Word area_packs, double timeout, double warmup_timeout,
+                       Transport transport, bool crowded, std::function<bool()> interrupted)
+    : own_(SharedMemory::create(slab_bytes(area_packs, transport))),
       crowded_(crowded),
       interrupted_(std::move(interrupted)) {
-  const std::vector<char> image = fresh_slab(area_packs, staged);
+  const std::vector<char> image = fresh_slab(area_packs, transport);
   std::copy(image.begin(), image.end(), own_.data());
   channel_.slab[rank] = own_.data();
   channel_.state = control_of(own_.data());
-  channel_.staged = staged;
+  channel_.transport = transport;
   channel_.record = &record_;
   channel_.rank = rank;
   channel_.world = world;
-  channel_.area_packs = area_packs;
+  channel_.make_room(area_packs);
   channel_.timeout_ns = nanoseconds(timeout);
   channel_.warmup_timeout_ns = nanoseconds(warmup_timeout);
 }
@@ -65,13 +65,17 @@ std::vector<Result> CpuChannel::measure(const Experiment& experiment, double tim
 bool CpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype) {
   require_room(algorithm, dtype, bytes);
   const Request request{in, out, bytes, signature_kind(algorithm, dtype), false};
-  (channel_.staged ? cpu_lanes().staged : cpu_lanes().all_reduce)(channel_, request, crowded_, *this);
+  const CpuLanes& lanes = cpu_lanes();
+  const auto run = channel_.transport == Transport::kPull ? lanes.pull
+                   : channel_.staged()                    ? lanes.staged
+                                                          : lanes.all_reduce;
+  run(channel_, request, crowded_, *this);
   return record_.valid != 0;
 }
 
 bool CpuChannel::all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm,
                                          Algorithm algorithm, Dtype dtype) {
-  if (channel_.staged) throw std::invalid_argument("residual and RMSNorm are not fused over host memory");
+  if (channel_.transport != Transport::kPush) throw std::invalid_argument("only pushes are fused with RMSNorm");
   require_rows(bytes, hidden, dtype);
   require_room(algorithm, dtype, bytes);
   const Request request{in, out, bytes, signature_kind(algorithm, dtype), false, hidden};
@@ -81,7 +85,7 @@ bool CpuChannel::all_reduce_add_rms_norm(const void* in, void* out, Word bytes, 
 
 void CpuChannel::require_room(Algorithm algorithm, Dtype dtype, Word bytes) const {
   if (own_.data() == nullptr) throw std::runtime_error("the channel is closed");
-  if (packs_used(algorithm, dtype, channel_.world, bytes, channel_.staged) > channel_.area_packs) {
+  if (packs_used(algorithm, dtype, channel_.world, bytes, channel_.transport) > channel_.room()) {
     throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
   }
 }

@@ -14,14 +14,13 @@ namespace pcie_allreduce::host {
 
 // What a slab must hold before the first call: EMPTY in everything that is polled, zero in all counters. Fresh memory
 // reads as zero, and zero is valid data.
-std::vector<char> fresh_slab(Word area_packs, bool staged);
+std::vector<char> fresh_slab(Word area_packs, Transport transport);
 
 class CpuChannel : private Watch {
  public:
-  // staged: as GPUs do it that cannot write to each other; crowded: more ranks than cores; interrupted: asked now and
-  // then while a call waits; true ends the wait.
-  CpuChannel(Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, bool staged, bool crowded,
-             std::function<bool()> interrupted);
+  // crowded: more ranks than cores; interrupted: asked now and then while a call waits; true ends the wait.
+  CpuChannel(Word rank, Word world, Word area_packs, double timeout, double warmup_timeout, Transport transport,
+             bool crowded, std::function<bool()> interrupted);
 
   std::string handle() const { return own_.name(); }
   void open(const std::vector<std::string>& handles);  // one a rank; this rank's own is not opened

@@ -80,18 +80,21 @@ class Machine {
         std::memory_order_acq_rel);  // what the last call re-armed is visible before this one sends
     const Word mark = Access::load(abort_word_of(channel_, channel_.rank));
     deadline_ns_ = state_.settled < kWarmupCalls ? channel_.warmup_timeout_ns : channel_.timeout_ns;
-    const Word stale = channel_.staged ? two_phases_before(state_.phase) : phase_before(state_.phase);
+    const Word stale = channel_.staged() ? two_phases_before(state_.phase) : phase_before(state_.phase);
     return {state_.call, state_.phase, used(stale), mark != 0};
   }
+  bool barrier(bool failed) { return failed; }
   bool any_failed(bool failed) { return failed; }
   void end_call(const Call& call, Word used) {
     this->used(call.phase) = used;
     state_.call = call.number + 1;
-    state_.phase = channel_.staged ? staged_phase_after(call.phase) : phase_after(call.phase);
+    state_.phase = channel_.staged() ? staged_phase_after(call.phase) : phase_after(call.phase);
     if (state_.settled < kWarmupCalls) ++state_.settled;
   }
 
-  bool staged() const { return channel_.staged; }
+  bool staged() const { return channel_.staged(); }
+  Word block() const { return 0; }
+  Word blocks() const { return 1; }
   PAR_INLINE Range share(Word units) const { return {0, units, 1}; }
   PAR_INLINE Range rearms(Word units) const { return {0, units, 1}; }
   PAR_INLINE Range once_a_block(Word tasks) const { return {0, tasks, 1}; }
@@ -141,6 +144,10 @@ class Machine {
   }
   PAR_INLINE void arm(Pack* slot) const { put(slot, filled(every(kEmpty))); }
   void fence() const { Access::fence(); }
+  void raise(Word* flag, Word value) const { Access::store(flag, value); }
+  bool raised(const Word* flag, Word value) const {
+    return reached(std::atomic_ref<const Word>(*flag).load(std::memory_order_acquire), value);
+  }
   Word agreed(Word peer) const { return Access::load(&channel_.state->agreed[peer]); }
   void set_agreed(Word peer, Word call) const { Access::store(&channel_.state->agreed[peer], call); }
   void tell(Word* verdict, Word value) const { *verdict = value; }

@@ -36,10 +36,19 @@ struct Channel {
   Word rank;
   Word world;
   Word area_packs;
+  Word copy_packs;  // of a staging copy of a pull, whose mailbox holds signatures alone
   Islands islands;
   std::uint64_t timeout_ns;
   std::uint64_t warmup_timeout_ns;
-  bool staged;  // slabs lie in host memory, each written by its own rank and read by all
+  Transport transport;
+
+  PAR_INLINE bool staged() const { return transport == Transport::kStaged; }
+  // Packs that a call may use. After the transport.
+  Word room() const { return transport == Transport::kPull ? copy_packs : area_packs; }
+  void make_room(Word packs) {
+    area_packs = transport == Transport::kPull ? kLinePacks : packs;
+    copy_packs = packs;
+  }
 };
 
 // Where this rank finds the abort word of a peer, or its own failure mark.
@@ -66,7 +75,7 @@ struct Request {
   Word bytes;
   Word kind;           // of the signature
   bool captured;       // it runs as part of a graph replay: the warm-up is over
-  Word row = kNoRows;  // elements of a row that the call normalises
+  Word row = kNoRows;  // elements of a row that is normalised; of a pull by GPUs, blocks and threads (blocks << 16)
   // In whole units, the machine's step: the padding is zero, is sent, and is awaited like everything else.
   template <class Unit = Pack>
   PAR_INLINE Word units() const {

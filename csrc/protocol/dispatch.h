@@ -8,10 +8,11 @@
 
 namespace pcie_allreduce {
 
-// Packs of a mailbox phase that a call uses.
-inline Word packs_used(Algorithm algorithm, Dtype dtype, Word world, Word bytes, bool staged = false) {
+// Packs that a call uses of a mailbox phase, or of a copy where slabs are read.
+inline Word packs_used(Algorithm algorithm, Dtype dtype, Word world, Word bytes,
+                       Transport transport = Transport::kPush) {
   const Word packs = Request{nullptr, nullptr, bytes, 0, false}.units();
-  if (staged) return StagedLayout(algorithm == Algorithm::kTwoShot ? world : 1, packs).used();
+  if (transport != Transport::kPush) return StagedLayout(algorithm == Algorithm::kTwoShot ? world : 1, packs).used();
   switch (algorithm) {
     case Algorithm::kOneShot: return OneShotLayout(world, packs).used();
     case Algorithm::kTwoShot: return TwoShotLayout(world, packs).used();

@@ -12,6 +12,15 @@
 // A staged channel has the same in host memory, with four phases, and a rank's slab is written by the rank itself: one
 // copy serves all readers. Its control page holds abort words only; what a rank keeps from call to call stays near it.
 //
+// Of a pull channel's mailbox only the line of signatures is used. Behind it, apart from memory that is polled for
+// EMPTY, lies what peers read, twice; a call takes the copy of its parity:
+//
+//   byte 12288              12800                16896                    + 16 * copy_packs        + 32 * copy_packs
+//   +-----------------------+--------------------+------------------------+------------------------+
+//   | mailbox, three lines  | flags: 128 blocks  | staging, even calls    | staging, odd calls     |
+//   |                       | x 8 sources        |                        |                        |
+//   +-----------------------+--------------------+------------------------+------------------------+
+//
 // Because a call's packs are one range from the start of its phase, whoever re-arms a phase needs one number, whatever
 // algorithm or size used it: invariant 4 becomes a single record per phase.
 #pragma once
@@ -73,8 +82,29 @@ constexpr Word kGreetingPacks = 8;  // per source
 constexpr std::size_t kMailboxOffset = 12288;
 static_assert(kGreetingOffset + kMaxWorld * kGreetingPacks * sizeof(Pack) <= kMailboxOffset, "greetings fit");
 
-constexpr std::size_t slab_bytes(Word area_packs, bool staged = false) {
-  return kMailboxOffset + std::size_t{staged ? kStagedPhases : kPhases} * area_packs * sizeof(Pack);
+// How data comes to its readers.
+enum class Transport : Word {
+  kPush = 0,    // a rank writes it into its peers' slabs
+  kStaged = 1,  // ... into its own, which lies in host memory
+  kPull = 2,    // ... into its own, and raises flags in its peers'
+};
+
+constexpr std::size_t kFlagsOffset = 12800;
+constexpr std::size_t kStagingOffset = 16896;
+static_assert(kMailboxOffset + kPhases * kLinePacks * sizeof(Pack) <= kFlagsOffset, "the signatures of a pull fit");
+static_assert(kFlagsOffset + kMaxBlocks * kMaxWorld * sizeof(Word) <= kStagingOffset, "its flags fit");
+static_assert(kFlagsOffset % 128 == 0 && kStagingOffset % 128 == 0, "both begin with a line");
+
+// area_packs: of a phase; of a staging copy where slabs are read.
+constexpr std::size_t slab_bytes(Word area_packs, Transport transport = Transport::kPush) {
+  const std::size_t area = area_packs * sizeof(Pack);
+  if (transport == Transport::kPull) return kStagingOffset + 2 * area;
+  return kMailboxOffset + (transport == Transport::kStaged ? kStagedPhases : kPhases) * area;
+}
+
+// Up to where a slab is filled with EMPTY before the first call, from the greeting on; what follows is zero.
+constexpr std::size_t polled_bytes(Word area_packs, Transport transport) {
+  return transport == Transport::kPull ? kFlagsOffset : slab_bytes(area_packs, transport);
 }
 
 PAR_INLINE constexpr Word whole_lines(Word packs) { return (packs + kLinePacks - 1) / kLinePacks * kLinePacks; }
@@ -136,8 +166,8 @@ struct IslandLayout {
   PAR_INLINE constexpr Word used() const { return cross() + (spread + half - 1) * shard; }
 };
 
-// What a rank writes into its own staged slab for everyone to read: its signature, its payload by shards, and, in
-// two-shot, the sums of its own shard. One-shot has one shard.
+// What a rank writes into its own slab for everyone to read: its signature (a pull sends that), its payload by shards,
+// and, in two-shot, the sums of its own shard. One-shot has one shard.
 struct StagedLayout {
   Word shards;
   Word shard;  // packs
@@ -161,6 +191,15 @@ PAR_INLINE Pack* greeting_of(char* slab) { return reinterpret_cast<Pack*>(slab +
 PAR_INLINE Pack* area_of(char* slab, Word phase, Word area_packs) {
   return reinterpret_cast<Pack*>(slab + kMailboxOffset) + std::size_t{phase} * area_packs;
 }
+PAR_INLINE Pack* staging_of(char* slab, Word call, Word copy_packs) {
+  return reinterpret_cast<Pack*>(slab + kStagingOffset) + std::size_t{call & 1u} * copy_packs;
+}
+// A block's flags of all sources are one sector.
+PAR_INLINE Word* flag_of(char* slab, Word block, Word source) {
+  return reinterpret_cast<Word*>(slab + kFlagsOffset) + block * kMaxWorld + source;
+}
+// Never "==": a peer may be a call ahead, and the count wraps.
+PAR_INLINE constexpr bool reached(Word flag, Word count) { return static_cast<std::int32_t>(flag - count) >= 0; }
 
 PAR_INLINE constexpr Word phase_after(Word phase) { return phase + 1 == kPhases ? 0 : phase + 1; }
 PAR_INLINE constexpr Word staged_phase_after(Word phase) { return (phase + 1) % kStagedPhases; }

@@ -157,8 +157,8 @@ class Prober {
   PAR_INLINE void ping() {
     const Range mine = machine_.once_a_rank(1);
     const Word peer = lowest(experiment_.to);
-    const Word there = channel_.staged ? channel_.rank : peer;  // whose slab holds what this rank says
-    const Word here = channel_.staged ? peer : channel_.rank;
+    const Word there = channel_.staged() ? channel_.rank : peer;  // whose slab holds what this rank says
+    const Word here = channel_.staged() ? peer : channel_.rank;
     Pack* out = greeting_of(channel_.slab[there]) + kPingOffset + here;
     const Pack* in = greeting_of(channel_.slab[here]) + kPingOffset + there;
     bool fine = true;
@@ -330,11 +330,11 @@ class Prober {
   // What is written for a peer lies with that peer; staged, with its writer.
   PAR_INLINE Pack* outgoing(Word peer, Word offset, Word stride) const {
     const Word rank = channel_.rank;
-    return scratch(channel_.staged ? rank : peer) + offset + (channel_.staged ? peer : rank) * stride;
+    return scratch(channel_.staged() ? rank : peer) + offset + (channel_.staged() ? peer : rank) * stride;
   }
   PAR_INLINE const Pack* incoming(Word peer, Word offset, Word stride) const {
     const Word rank = channel_.rank;
-    return scratch(channel_.staged ? peer : rank) + offset + (channel_.staged ? rank : peer) * stride;
+    return scratch(channel_.staged() ? peer : rank) + offset + (channel_.staged() ? rank : peer) * stride;
   }
   PAR_INLINE Pack* scratch(Word owner) const { return area_of(channel_.slab[owner], 0, channel_.area_packs); }
   PAR_INLINE static Word offset(Signal signal) { return static_cast<Word>(signal) * kMaxWorld * kProbeBlocks; }

@@ -56,7 +56,7 @@ PAR_INLINE Fault accusation(const Channel& channel, const Request& request, cons
   Word others = 0;
   PAR_ROLLED
   for (Word index = 0; index < channel.world - 1; ++index) {
-    const Pack* slot = announcement(channel.staged, channel, at.phase, index);
+    const Pack* slot = announcement(channel.staged(), channel, at.phase, index);
     Pack theirs;
     PAR_UNROLL
     for (int w = 0; w < 4; ++w) theirs.word[w] = Access::load(&slot->word[w]);
@@ -139,7 +139,7 @@ PAR_INLINE void publish_fault(const Channel& channel, const Request& request, co
   const Word other = culprit == channel.rank ? blame.reporter : culprit;
   const Pack ours = Signature{call, request.bytes, request.kind, request.row}.pack();
   const Pack* theirs =
-      announcement(channel.staged, channel, at.phase, other == channel.rank ? 0 : source_index(other, channel.rank));
+      announcement(channel.staged(), channel, at.phase, other == channel.rank ? 0 : source_index(other, channel.rank));
   for (int w = 0; w < 4; ++w) Access::store(&record->ours[w], ours.word[w]);
   for (int w = 0; w < 4; ++w) Access::store(&record->theirs[w], Access::load(&theirs->word[w]));
   Access::fence();

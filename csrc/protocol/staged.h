@@ -77,19 +77,14 @@ PAR_INLINE void staged_one_shot(Machine& machine, const Channel& channel, const 
   if (!failed) {
     Pack* own = area_of(channel.slab[channel.rank], call.phase, channel.area_packs);
     announce(machine, about, own);
-    for (Word i = mine.first; i < mine.end; i += mine.step) {
-      const Unit unit = encoded(ahead);
-      if (i + mine.step < mine.end) ahead = machine.read(request, i + mine.step);
-      machine.put(own + layout.payload(0) + i * kUnitPacks, unit);
-    }
+    send_units(machine, request, mine, ahead,
+               [&](Word i, const Unit& unit) { machine.put(own + layout.payload(0) + i * kUnitPacks, unit); });
     rearm_staged(machine, channel, call);
-    failed = !staged_signatures_agree(machine, about);
-    for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
-      Unit got[kWorld];
-      const StagedSlots slots{channel, call.phase, layout.payload(0) + i * kUnitPacks, channel.rank};
-      failed = !take_all(machine, about, Stage::kGather, slots, encoded(machine.read(request, i)), got);
-      if (!failed) machine.write(request, i, sum_in_rank_order<Element>(machine, i, got));
-    }
+    const auto slots = [&](Word i) {
+      return StagedSlots{channel, call.phase, layout.payload(0) + i * kUnitPacks, channel.rank};
+    };
+    failed =
+        !staged_signatures_agree(machine, about) || !sum_units<Element, kWorld>(machine, about, request, mine, slots);
   }
 
   if (machine.any_failed(failed)) {
@@ -108,7 +103,6 @@ PAR_INLINE void staged_two_shot(Machine& machine, const Channel& channel, const 
   const Request request = given;
   const Word rank = channel.rank;
   const StagedLayout layout(kWorld, request.units());
-  const Word units = request.units<Unit>();
   const Word shard = layout.shard / kUnitPacks;
   const auto mine = machine.share(shard);
   Word owner[kWorld - 1];
@@ -121,29 +115,18 @@ PAR_INLINE void staged_two_shot(Machine& machine, const Channel& channel, const 
   if (!failed) {
     Pack* own = area_of(channel.slab[rank], call.phase, channel.area_packs);
     announce(machine, about, own);
-    for (Word i = mine.first; i < mine.end; i += mine.step) {
-      if (i != mine.first) read_shards(machine, request, owner, shard, i, ahead);
-      PAR_UNROLL
-      for (Word hop = 0; hop < kWorld - 1; ++hop) {
-        if (owner[hop] * shard + i < units) {
-          machine.put(own + layout.payload(owner[hop]) + i * kUnitPacks, encoded(ahead[hop]));
-        }
-      }
-    }
+    send_shards(machine, request, owner, shard, mine, ahead, [&](Word hop, Word i, const Unit& unit) {
+      machine.put(own + layout.payload(owner[hop]) + i * kUnitPacks, unit);
+    });
     rearm_staged(machine, channel, call);
-    failed = !staged_signatures_agree(machine, about);
-    for (Word i = mine.first; i < mine.end && rank * shard + i < units && !failed; i += mine.step) {
-      Unit got[kWorld];
-      const StagedSlots slots{channel, call.phase, layout.payload(rank) + i * kUnitPacks, rank};
-      const Unit mine_of_it = encoded(machine.read(request, rank * shard + i));
-      failed = !take_all(machine, about, Stage::kScatter, slots, mine_of_it, got);
-      if (failed) break;  // and sends nothing: its peers must not take NaN for a sum
-      const Unit sum = encoded(sum_in_rank_order<Element>(machine, rank * shard + i, got));
-      machine.put(own + layout.sums() + i * kUnitPacks, sum);
-      machine.write(request, rank * shard + i, sum);
-    }
+    const auto shards = [&](Word i) {
+      return StagedSlots{channel, call.phase, layout.payload(rank) + i * kUnitPacks, rank};
+    };
     const auto sums = [&](Word i) { return StagedSlots{channel, call.phase, layout.sums() + i * kUnitPacks, rank}; };
-    failed = failed || !take_sums<kWorld>(machine, about, request, mine, shard, rank, sums);
+    const auto put_sum = [&](Word i, const Unit& sum) { machine.put(own + layout.sums() + i * kUnitPacks, sum); };
+    failed = !staged_signatures_agree(machine, about) ||
+             !sum_own_shard<Element, kWorld>(machine, about, request, mine, shard, shards, put_sum) ||
+             !take_sums<kWorld>(machine, about, request, mine, shard, rank, sums);
   }
 
   if (machine.any_failed(failed)) {

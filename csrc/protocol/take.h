@@ -138,6 +138,29 @@ PAR_INLINE Unit sum_in_rank_order(Machine& machine, Word i, const Unit (&got)[kW
   return rounded_once<Element>(machine, i, sum);
 }
 
+// Every unit of the lane, encoded, to where `put(i, unit)` stores it. `ahead`: the first one, which is asked for beside
+// the state of the call, as every other is beside the stores of the one before.
+template <class Machine, class Mine, class Unit, class Put>
+PAR_INLINE void send_units(Machine& machine, const Request& request, const Mine& mine, Unit& ahead, const Put& put) {
+  for (Word i = mine.first; i < mine.end; i += mine.step) {
+    const Unit unit = encoded(ahead);
+    if (i + mine.step < mine.end) ahead = machine.read(request, i + mine.step);
+    put(i, unit);
+  }
+}
+
+// The sum of every unit of the lane, over all sources. A second loop: a GPU lane runs each once, a CPU lane streams.
+template <class Element, int kWorld, class Machine, class Mine, class Places>
+PAR_INLINE bool sum_units(Machine& machine, const Waiting& about, const Request& request, const Mine& mine,
+                          const Places& slots) {
+  for (Word i = mine.first; i < mine.end; i += mine.step) {
+    typename Machine::Unit got[kWorld];
+    if (!take_all(machine, about, Stage::kGather, slots(i), encoded(machine.read(request, i)), got)) return false;
+    machine.write(request, i, sum_in_rank_order<Element>(machine, i, got));
+  }
+  return true;
+}
+
 template <class Machine>
 PAR_INLINE void send_signatures(Machine& machine, const Waiting& about) {
   const Channel& channel = about.channel;

@@ -15,7 +15,7 @@ from pcie_allreduce.errors import PcieAllReduceError
 DEFAULT_SIZES = (1024, 4096, 14336, 43008, 57344, 131072, 524288, 1048576)
 ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 MODES = ("graph", "eager")
-ALGORITHMS = ("auto", "one_shot", "two_shot", "island")
+ALGORITHMS = ("auto", "one_shot", "two_shot", "island", "pull")
 MAX_WORLD = 8
 DEFAULT_HIDDEN = 7168
 DEFAULT_ROWS = (1, 2, 3, 4, 8, 16, 32)

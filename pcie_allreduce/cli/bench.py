@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="graph, eager; default: both, eager on CPU ranks",
     )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: GPUs where there are some")
-    algorithms = "of ours: auto (default), one_shot, two_shot, island"
+    algorithms = "of ours: auto (default), one_shot, two_shot, island, pull"
     add("--algorithm", type=parse_words, default=("auto",), metavar="NAME,...", help=algorithms)
     add(
         "--nccl-sweep",

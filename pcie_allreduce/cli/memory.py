@@ -152,7 +152,7 @@ def _buffers(args: argparse.Namespace, facts: Facts) -> dict[str, Any]:
     ours.check()
     return {
         "nccl": {**asdict(nccl), "bytes": nccl.bytes},
-        "ours": {**asdict(ours), "gpu_bytes": ours.bytes(), "host_bytes": ours.bytes(staged=True)},
+        "ours": {**asdict(ours), "gpu_bytes": ours.bytes(), "host_bytes": ours.bytes("staged")},
         "lines": told.buffers(nccl, ours),
     }
 

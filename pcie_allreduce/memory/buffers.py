@@ -54,5 +54,5 @@ class Ours:
         if not 16 <= self.max_bytes <= MAX_BYTES:
             raise CannotTell(f"--max-bytes {self.max_bytes}: it must be within 16 and {MAX_BYTES}")
 
-    def bytes(self, staged: bool = False) -> int:
-        return memory_bytes(area_packs_for(self.world, self.max_bytes, staged=staged), staged)
+    def bytes(self, transport: str = "push") -> int:
+        return memory_bytes(area_packs_for(self.world, self.max_bytes, transport=transport), transport)

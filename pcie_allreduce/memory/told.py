@@ -159,6 +159,6 @@ def buffers(nccl: Nccl, ours: Ours) -> list[str]:
         f"{nccl.bytes / GB:.2f} GB; NCCL_MAX_NCHANNELS=1 would leave {one / GB:.2f} GB, at a price in bandwidth. "
         "Groups, channels and peers are assumed unless given.",
         f"pcie_allreduce: {ours.bytes() / MIB:.1f} MiB a rank for {ours.world} ranks and tensors up to "
-        f"{ours.max_bytes:,} bytes; without P2P {ours.bytes(staged=True) / MIB:.1f} MiB, of the host's memory.",
+        f"{ours.max_bytes:,} bytes; without P2P {ours.bytes('staged') / MIB:.1f} MiB, of the host's memory.",
         "Both are taken before the weights are loaded: they are not in the sums above, but the engine finds less free.",
     ]

@@ -75,7 +75,7 @@ def draw(seed: int, generation: int, number: int, world: int, kills: bool) -> Ro
         seed=name,
         max_bytes=max_bytes,
         algorithm=algorithm,
-        transport="auto" if algorithm == "island" else dice.choice(("auto", "host")),
+        transport="auto" if algorithm == "island" else dice.choice(("auto", "host", "pull")),
         calls=calls,
         graph=tuple(_call(dice, max_bytes) for _ in range(dice.randint(1, 40))),
         replays=dice.randint(1, 20),

@@ -66,7 +66,7 @@ def test_nccl_keeps_a_buffer_for_each_protocol_channel_and_connection() -> None:
 def test_ours_is_what_the_plan_says() -> None:
     ours = Ours(8, 2 << 20)
     assert ours.bytes() == memory_bytes(area_packs_for(8, 2 << 20))
-    assert ours.bytes(staged=True) == memory_bytes(area_packs_for(8, 2 << 20, staged=True), staged=True)
+    assert ours.bytes("staged") == memory_bytes(area_packs_for(8, 2 << 20, transport="staged"), "staged")
     for wrong, sentence in ((Ours(9, 16), "--tp 9: this package serves 2 to 8 ranks"), (Ours(2, 8), "--max-bytes 8")):
         with pytest.raises(CannotTell, match=sentence):
             wrong.check()

@@ -58,10 +58,10 @@ void aborts_from_its_call_on() {
 }
 
 void signatures_differ() {
-  const Pack mine = Signature{kEmpty, 43008, signature_kind(Algorithm::kOneShot, Dtype::kBFloat16)}.pack();
-  const Pack dtype = Signature{kEmpty, 43008, signature_kind(Algorithm::kOneShot, Dtype::kFloat16)}.pack();
-  const Pack algorithm = Signature{kEmpty, 43008, signature_kind(Algorithm::kTwoShot, Dtype::kBFloat16)}.pack();
-  const Pack call = Signature{kEmpty + 1, 43008, signature_kind(Algorithm::kOneShot, Dtype::kBFloat16)}.pack();
+  const Pack mine = Signature{kEmpty, 43008, signature_kind(Algorithm::kOneShot, Dtype::kBFloat16), 1}.pack();
+  const Pack dtype = Signature{kEmpty, 43008, signature_kind(Algorithm::kOneShot, Dtype::kFloat16), 1}.pack();
+  const Pack algorithm = Signature{kEmpty, 43008, signature_kind(Algorithm::kTwoShot, Dtype::kBFloat16), 1}.pack();
+  const Pack call = Signature{kEmpty + 1, 43008, signature_kind(Algorithm::kOneShot, Dtype::kBFloat16), 1}.pack();
   expect(arrived(mine), "the signature of call %u must be one that can arrive", kEmpty);
   expect(same(mine, mine) && !same(mine, dtype) && !same(mine, algorithm) && !same(mine, call),
          "signatures must tell calls apart");

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from sm120.expected import Access, beside_the_path, is_staged, on_the_path
+from sm120.expected import Access, beside_the_path, on_the_path, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sm120.kernels import Compiled, Variant
-    from sm120.sass import Instruction, Kernel
+    from sm120.sass import Kernel
 
 ATOMICS = {"ATOM", "ATOMG", "ATOMS", "RED", "REDG", "REDAS", "UREDG", "UREDGR"}
 FENCES = {"MEMBAR", "FENCE", "ERRBAR", "CGAERRBAR", "CCTL"}
@@ -19,24 +19,26 @@ MEMORY = {"LDG", "STG", "LD", "ST", "LDL", "STL", *ATOMICS}
 OTHER_MEMORY = {"LD", "ST", "LDS", "STS", "LDGSTS", "UBLKCP", "UTMALDG", "SUST", "SULD", "TEX", "TLD"}
 
 
-def access(step: Instruction) -> Access:
-    return Access(step.opcode, step.bytes, step.scope)
+def access(kernel: Kernel, index: int) -> Access:
+    step = kernel.code[index]
+    acquires = step.opcode == "LDG" and kernel.code[index + 1].name == "CCTL.IVALL"
+    return Access(step.opcode, step.bytes, "ACQUIRE" if acquires else step.scope)
 
 
 def path(kernel: Kernel) -> set[int]:
     """Where a lane may come that has not waited for long and not stood for election: indices of instructions. A wait is
     long when the clock is read and then abort words, before the data or the clock is looked at again."""
     elections = frozenset(kernel.find(*ATOMICS))
-    polls = frozenset(index for index in kernel.find("LDG") if access(kernel.code[index]) == Access("LDG", 16, "SYS"))
-    words = {index for index in kernel.find("LDG") if access(kernel.code[index]) == Access("LDG", 4, "SYS")}
+    data = (Access("LDG", 16, "SYS"), Access("LDG", 4, "ACQUIRE"))
+    polls = frozenset(index for index in kernel.find("LDG") if access(kernel, index) in data)
+    words = {index for index in kernel.find("LDG") if access(kernel, index) == Access("LDG", 4, "SYS")}
     clocks = [index for index, step in enumerate(kernel.code) if "GLOBALTIMER" in step.operands]
     stops = elections | polls | frozenset(clocks) | frozenset(kernel.find("BAR"))
     return kernel.reachable(elections | {clock for clock in clocks if kernel.after(clock, stops) & words})
 
 
 def accesses(kernel: Kernel, indices: set[int]) -> Counter[Access]:
-    steps = (kernel.code[index] for index in indices)
-    return Counter(access(step) for step in steps if step.opcode in ("LDG", "STG"))
+    return Counter(access(kernel, index) for index in indices if kernel.code[index].opcode in ("LDG", "STG"))
 
 
 def resources(compiled: Compiled, _: Variant) -> Iterator[str]:
@@ -66,17 +68,18 @@ def only_global_memory(compiled: Compiled, variant: Variant) -> Iterator[str]:
 
 
 def one_election_one_fence(compiled: Compiled, variant: Variant) -> Iterator[str]:
-    """The record's fence; and, where slabs are staged, that of what was re-armed."""
+    """The record's fence; where slabs are staged, that of what was re-armed; and one before the flags of a stage."""
     kernel = compiled.kernel
-    staged = is_staged(variant)
+    steps = steps_of(variant)
+    more = steps.staged + steps.flags
     elections = kernel.find(*ATOMICS)
     if (names := kernel.names(set(elections))) != {"ATOMG.E.EXCH.STRONG.GPU": 1}:
         yield f"atomics other than one election: {dict(names)}"
-    fences = {"MEMBAR.ALL.SYS": 1 + staged, **({"MEMBAR.ALL.CTA": 1} if variant.clustered else {})}  # beside it
+    fences = {"MEMBAR.ALL.SYS": 1 + more, **({"MEMBAR.ALL.CTA": 1} if variant.clustered else {})}  # beside it
     if (names := kernel.names(set(kernel.find("MEMBAR", "FENCE")))) != fences:
         yield f"fences other than {fences}: {dict(names)}"
     unelected = kernel.reachable(frozenset(elections)) & set(kernel.find("MEMBAR", "FENCE"))
-    if len(unelected) != staged:
+    if len(unelected) != more:
         yield f"fences without an election: {dict(kernel.names(unelected))}"
 
 
@@ -99,17 +102,19 @@ def meetings(kernel: Kernel, variant: Variant) -> list[int]:
 
 
 def lets_its_successor_start(compiled: Compiled, variant: Variant) -> Iterator[str]:
-    """launch_dependents stands behind the block barrier that stands behind the last poll; so does the block's state, of
-    which one half is the only access of its kind."""
+    """launch_dependents stands behind the last block barrier, which stands behind the last poll; so does the block's
+    state, of which one half is the only access of its kind."""
     kernel = compiled.kernel
     triggers, barriers = kernel.find("PREEXIT"), meetings(kernel, variant)
+    if steps_of(variant).flags:  # the last of them
+        barriers = [one for one in barriers if not kernel.after(one) & set(barriers)]
     if len(triggers) != 1 or kernel.code[triggers[0]].predicate:
         yield f"griddepcontrol.launch_dependents, unconditional, is there {len(triggers)} times"
     before = kernel.reachable(frozenset(barriers))
     state = {
         index for index in kernel.find("STG") if (kernel.code[index].bytes, kernel.code[index].scope) == (8, "GPU")
     }
-    early = before & (set(triggers) if is_staged(variant) else state | set(triggers))
+    early = before & (set(triggers) if steps_of(variant).staged else state | set(triggers))
     if early:
         yield f"before the block barrier: {dict(kernel.names(early))}"
     after = {later for barrier in barriers for later in kernel.after(barrier)}

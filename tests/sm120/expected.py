@@ -25,7 +25,7 @@ class Access(NamedTuple):
 
     opcode: str  # "LDG" or "STG"
     bytes: int
-    scope: str  # "SYS", "GPU", or "" for a plain one
+    scope: str  # "SYS", "GPU", "ACQUIRE" (of "SYS") or "" for a plain one
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Steps:
     writes: int  # packs of the caller's output, NaN among them
     again: tuple[int, int, int] = (0, 0, 0)  # reads, looks, stages
     staged: bool = False  # slabs lie in host memory, whose re-arming ends with a fence; four phases
+    flags: int = 0  # stages that flags announce, each behind a fence
 
 
 def one_shot(world: int, _: int) -> Steps:
@@ -105,6 +106,17 @@ def staged_two_shot(world: int, _: int) -> Steps:
     )
 
 
+def pull_one_shot(world: int, _: int) -> Steps:
+    return Steps(sends=1, looks=world, stages=1, alone=0, reads=2 + 1, writes=1 + 1, flags=1)
+
+
+def pull_two_shot(world: int, _: int) -> Steps:
+    shards = world - 1
+    return Steps(
+        sends=shards + 1, looks=2 * world, stages=2, alone=0, reads=2 * shards + 1, writes=1 + world + 1, flags=2
+    )
+
+
 ALGORITHMS: dict[str, tuple[Callable[[int, int], Steps], tuple[int, ...]]] = {
     "one_shot": (one_shot, (2, 3, 4, 5, 6, 7, 8)),
     "fused_one_shot": (fused_one_shot, (2, 3, 4, 5, 6, 7, 8)),
@@ -112,6 +124,8 @@ ALGORITHMS: dict[str, tuple[Callable[[int, int], Steps], tuple[int, ...]]] = {
     "island": (island, (4, 6, 8)),
     "staged_one_shot": (staged_one_shot, (2, 3, 4, 5, 6, 7, 8)),
     "staged_two_shot": (staged_two_shot, (2, 3, 4, 5, 6, 7, 8)),
+    "pull_one_shot": (pull_one_shot, (2, 3, 4, 5, 6, 7, 8)),
+    "pull_two_shot": (pull_two_shot, (2, 3, 4, 5, 6, 7, 8)),
 }
 
 
@@ -123,7 +137,7 @@ def variants(algorithm: str) -> Iterator[Variant]:
                     yield Variant(algorithm, dtype, world, share, clustered=False)
                     yield Variant(algorithm, dtype, world, share, clustered=True)
                 continue
-            for share in SHARES[1:] if algorithm.startswith("staged") else SHARES:
+            for share in SHARES[1:] if algorithm.startswith(("staged", "pull")) else SHARES:
                 yield Variant(algorithm, dtype, world, share)
 
 
@@ -142,16 +156,22 @@ STAGED_STATE = {
 }
 
 
-def is_staged(variant: Variant) -> bool:
-    return steps_of(variant).staged
-
-
 def steps_of(variant: Variant) -> Steps:
     steps = ALGORITHMS[variant.algorithm][0](variant.world, ELEMENT_BYTES[variant.dtype])
     if variant.share != SHARES[0]:
         return steps
     reads, looks, stages = steps.again
     return replace(steps, reads=steps.reads - reads, looks=steps.looks - looks, stages=steps.stages - stages)
+
+
+def _flags(stages: int) -> dict[Access, tuple[int, int]]:
+    """Those awaited, in a loop that may be turned around; those raised, and one for a block that is not there."""
+    if not stages:
+        return {}
+    return {
+        Access("LDG", 4, "ACQUIRE"): (stages, 2 * stages),
+        Access("STG", 4, "SYS"): (stages + 1, stages + 1),
+    }
 
 
 def on_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
@@ -169,6 +189,7 @@ def on_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
         Access("LDG", width, ""): (steps.reads * pieces, steps.reads * pieces),
         Access("STG", width, ""): (steps.writes * pieces, steps.writes * pieces),
         Access("LDG", 4, "SYS"): (1, 1),  # this rank's failure mark
+        **_flags(steps.flags),
         **(STAGED_STATE if steps.staged else STATE),
     }
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from sm120 import checks, kernels
+from sm120.expected import Access
 from sm120.kernels import Compiled, Variant
 from sm120.sass import Instruction, read_instruction
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 CSRC = Path(__file__).parents[2] / "csrc"
 VARIANT = Variant("one_shot", "bfloat16", 2, "packs")
+PULL = Variant("pull_one_shot", "bfloat16", 2, "packs")
 SOURCE = """
 #include "protocol/one_shot.h"
 #include "cuda/machine.cuh"
@@ -34,8 +36,8 @@ template __global__ void run_one_shot<BFloat16, 2, Share::kPacks>(const __grid_c
 """
 
 
-def findings(compiled: Compiled) -> set[str]:
-    return {finding for check in checks.CHECKS for finding in check(compiled, VARIANT)}
+def findings(compiled: Compiled, variant: Variant = VARIANT) -> set[str]:
+    return {finding for check in checks.CHECKS for finding in check(compiled, variant)}
 
 
 def compile_with(csrc: Path, nvcc: Path, folder: Path) -> Compiled:
@@ -131,7 +133,7 @@ def exit_before_the_wait(kernel: Kernel) -> Kernel:
 
 
 def early_trigger(kernel: Kernel) -> Kernel:
-    barrier, trigger = kernel.find("BAR")[0], kernel.find("PREEXIT")[0]
+    barrier, trigger = kernel.find("BAR")[-1], kernel.find("PREEXIT")[0]
     return plant(plant(kernel, barrier, "PREEXIT"), trigger, "BAR.SYNC.DEFER_BLOCKING 0x0")
 
 
@@ -164,6 +166,37 @@ def test_a_changed_instruction_is_found(
 ) -> None:
     sound = installed[VARIANT]
     found = findings(replace(sound, kernel=change(sound.kernel))) - findings(sound)
+    assert any(told in finding for finding in found), found
+
+
+def relaxed_flag(kernel: Kernel) -> Kernel:
+    flag = next(i for i in sorted(checks.path(kernel)) if checks.access(kernel, i) == Access("LDG", 4, "ACQUIRE"))
+    return plant(kernel, flag + 1, "NOP")
+
+
+def flag_without_a_fence(kernel: Kernel) -> Kernel:
+    return plant(kernel, kernel.find("MEMBAR")[0], "NOP")
+
+
+def read_of_gpu_scope(kernel: Kernel) -> Kernel:
+    return plant(kernel, first(kernel, "LDG.E.128.STRONG.SYS"), "LDG.E.128.STRONG.GPU R20, desc[UR6][R28.64]")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (relaxed_flag, "0 times ACQUIRE LDG of 4 bytes, not 1 to 2"),
+        (flag_without_a_fence, "fences other than {'MEMBAR.ALL.SYS': 2}"),
+        (read_of_gpu_scope, "3 times GPU LDG of 16 bytes, not 2"),
+        (early_trigger, "before the block barrier: {'PREEXIT': 1"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_changed_instruction_of_pull_is_found(
+    change: Callable[[Kernel], Kernel], told: str, installed: dict[Variant, Compiled]
+) -> None:
+    sound = installed[PULL]
+    found = findings(replace(sound, kernel=change(sound.kernel)), PULL) - findings(sound, PULL)
     assert any(told in finding for finding in found), found
 
 

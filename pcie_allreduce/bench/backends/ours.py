@@ -22,6 +22,7 @@ class Ours:
     def __init__(self, seat: Seat, algorithm: str, max_bytes: int, fallback: TorchDistributed | None = None) -> None:
         self.name = "pcie_allreduce"
         self._fallback = fallback
+        self._pulls = algorithm == "pull"  # to users a transport, and to readers of rows an algorithm
         self._comm = pcie_allreduce.Communicator(
             seat.gloo,
             str(seat.device),
@@ -29,16 +30,20 @@ class Ours:
             max_bytes=max(max_bytes, PACK),
             timeout=TIMEOUT,
             warmup_timeout=TIMEOUT,
-            algorithm=algorithm,
+            transport="pull" if self._pulls else "auto",
+            algorithm="auto" if self._pulls else algorithm,
         )
-        self.transport: str = self._comm.transport
+        if self._pulls:
+            self.transport = "cpu" if seat.device.type == "cpu" else "peer"
+        else:
+            self.transport = self._comm.transport
 
     @property
     def communicator(self) -> pcie_allreduce.Communicator:
         return self._comm
 
     def algorithm(self, x: torch.Tensor) -> str:
-        return self._comm.algorithm_for(x)
+        return "pull" if self._pulls else self._comm.algorithm_for(x)
 
     @property
     def tuned(self) -> Tuned:
