@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 PACK_BYTES = 16
 LINE_PACKS = 8
+SIGNATURE_PACKS = 8 * LINE_PACKS  # in front of what readers fetch: a line for each
 PHASES = 3
 STAGED_PHASES = 4
 MAILBOX_OFFSET = 12288
@@ -124,7 +125,7 @@ def packs_used(algorithm: str, world: int, nbytes: int, dtype_bytes: int, transp
     """Packs that a call uses of a mailbox phase, or of a copy that peers pull: see csrc/protocol/mailbox.h."""
     slot = whole_lines(lanes(algorithm, world, nbytes))
     if transport != "push":
-        return LINE_PACKS + (slot if algorithm == "one_shot" else (world + 1) * slot)
+        return SIGNATURE_PACKS + (slot if algorithm == "one_shot" else (world + 1) * slot)
     return LINE_PACKS + _slots(algorithm, world, dtype_bytes) * slot
 
 

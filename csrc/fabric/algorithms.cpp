@@ -41,9 +41,9 @@ Word island_link(const Channel& channel, const Request& request, Word unit, Word
   return kSignature;
 }
 
-// Once for all readers; two-shot: all shards but its own, and the sums of its own.
+// A signature a reader, and once for all readers; two-shot: all shards but its own, and the sums of its own.
 Word staged_link(const Channel& channel, const Request& request, Word unit, Word reader) {
-  return reader == channel.rank ? kSignature + whole_units(request.units(), unit) : 0;
+  return reader == channel.rank ? (channel.world - 1) * kSignature + whole_units(request.units(), unit) : 0;
 }
 Word pull_link(const Channel& channel, const Request& request, Word unit, Word reader) {
   return reader == channel.rank ? whole_units(request.units(), unit) : kSignature;

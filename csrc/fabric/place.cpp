@@ -29,14 +29,17 @@ std::string in_mailbox(const Simulation& simulation, Word rank, Word word, Word 
   const Word phase = pack / channel.area_packs;
   const Word at = pack % channel.area_packs;
   const std::string told = "phase " + std::to_string(phase) + ", ";
-  if (channel.staged() && at == 0) return told + "its signature";
+  const Word signatures = channel.transport == Transport::kPush ? kLinePacks : kSignaturePacks;
+  if (channel.staged() && at < signatures && at % kLinePacks == 0) {
+    return told + "its signature for rank " + std::to_string(at / kLinePacks);
+  }
   if (at < channel.world - 1) return told + "signature of rank " + std::to_string(source_of(at, rank));
   const Scenario& scenario = simulation.scenario();
   const Request request = request_of(scenario, rank, call);
   const auto name = scenario.calls[call].algorithm->name_pack;
-  if (name == nullptr || at < kLinePacks || at >= used_packs(request, channel.world, channel.transport))
+  if (name == nullptr || at < signatures || at >= used_packs(request, channel.world, channel.transport))
     return told + "pack " + std::to_string(at);
-  return told + name(channel, request, at - kLinePacks);
+  return told + name(channel, request, at - signatures);
 }
 
 }  // namespace

@@ -55,9 +55,12 @@ struct Channel {
 PAR_INLINE Word* abort_word_of(const Channel& channel, Word peer) {
   return (peer == channel.rank ? channel.state : control_of(channel.slab[channel.rank]))->abort + peer;
 }
-// Where the signature of a source stands: in the reader's mailbox, or in the source's own slab where that is staged.
+// Where the signature of a source stands: in the reader's mailbox, or, staged, in the reader's line of the source's
+// slab.
 PAR_INLINE const Pack* announcement(bool staged, const Channel& channel, Word phase, Word index) {
-  if (staged) return area_of(channel.slab[source_of(index, channel.rank)], phase, channel.area_packs);
+  if (staged) {
+    return area_of(channel.slab[source_of(index, channel.rank)], phase, channel.area_packs) + channel.rank * kLinePacks;
+  }
   return area_of(channel.slab[channel.rank], phase, channel.area_packs) + index;
 }
 

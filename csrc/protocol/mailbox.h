@@ -166,15 +166,17 @@ struct IslandLayout {
   PAR_INLINE constexpr Word used() const { return cross() + (spread + half - 1) * shard; }
 };
 
-// What a rank writes into its own slab for everyone to read: its signature (a pull sends that), its payload by shards,
-// and, in two-shot, the sums of its own shard. One-shot has one shard.
+// What a rank writes into its own slab for everyone to read: its payload by shards, and, in two-shot, the sums of its
+// own shard. One-shot has one shard. Staged, a line for each reader stands first, with the signature (a pull sends it):
+// when several ranks of one GPU poll a line of host memory, they are served one after the other.
+constexpr Word kSignaturePacks = kMaxWorld * kLinePacks;
 struct StagedLayout {
   Word shards;
   Word shard;  // packs
 
   PAR_INLINE constexpr StagedLayout(Word shard_count, Word packs)
       : shards(shard_count), shard(whole_lines((packs + shard_count - 1) / shard_count)) {}
-  PAR_INLINE constexpr Word payload(Word owner) const { return kLinePacks + owner * shard; }
+  PAR_INLINE constexpr Word payload(Word owner) const { return kSignaturePacks + owner * shard; }
   PAR_INLINE constexpr Word sums() const { return payload(shards); }
   PAR_INLINE constexpr Word used() const { return shards == 1 ? sums() : sums() + shard; }
 };

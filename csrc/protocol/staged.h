@@ -20,8 +20,11 @@ struct StagedSlots {
 
 template <class Machine>
 PAR_INLINE void announce(Machine& machine, const Waiting& about, Pack* own) {
-  const Range once = machine.once_a_rank(1);
-  for (Word i = once.first; i < once.end; i += once.step) machine.put(own, about.signature);
+  const Range readers = machine.once_a_rank(about.channel.world - 1);
+  PAR_ROLLED
+  for (Word index = readers.first; index < readers.end; index += readers.step) {
+    machine.put(own + source_of(index, about.channel.rank) * kLinePacks, about.signature);
+  }
 }
 
 template <class Machine>
