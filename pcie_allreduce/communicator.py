@@ -61,8 +61,8 @@ class Communicator:
         timeout: seconds that one call may wait for its peers, after the warm-up.
         warmup_timeout: the same for the first 1,000 calls, or until the first replay of a CUDA graph.
         transport: "auto", "cpu", "peer" (GPU memory by P2P), "host" (host memory, where GPUs cannot write to each
-            other; with two ranks "auto" takes it there, and says so) or "pull" (GPUs read from each other, where writes
-            to peers collapse; only when asked for). "host" and "pull" with CPU ranks are for tests without a GPU.
+            other) or "pull" (GPUs read from each other, where writes to peers collapse). "auto" takes the last two
+            where they are needed, and says so; with CPU ranks they are for tests without a GPU.
         algorithm: "auto", "one_shot", "two_shot" or "island" (two groups of equally many GPUs, found in the topology or
             named in PCIE_ALLREDUCE_ISLANDS, such as "0-3|4-7").
         probe: whether the machine's links are measured, or a short look confirms what was measured before, to decide

@@ -16,13 +16,12 @@ from .fused_plan import common
 from .probe import Measurements, kept
 from .probe.experiments import fill
 from .rendezvous import Member, Refused, Rendezvous, disagreement
-from .transport import NAMES, SWITCHED_OFF, CpuTransport, GpuTransport, Transport, why_no_p2p
+from .transport import NAMES, CpuTransport, GpuTransport, Transport, why_no_p2p
 
 logger = logging.getLogger("pcie_allreduce")
 
 DEFAULT_MAX_BYTES = 2 << 20
 GREETING_DEADLINE = 5.0
-STAGED_UNASKED = 2  # ranks up to which "auto" may take host memory: what has passed its tests on GPUs
 LONGEST_TIMEOUT = 86400.0
 CLOSE_PATIENCE = 5.0
 PROBE = "PCIE_ALLREDUCE_PROBE"
@@ -164,12 +163,6 @@ def build(rendezvous: Rendezvous, members: list[Member], survey: Survey) -> tupl
     except Refused as error:
         if me.device != "cuda" or me.transport != "auto" or me.algorithm == "island":
             raise
-        asked = SWITCHED_OFF in str(error)  # the sentence is the same on all ranks, the environment may not be
-        if rendezvous.world_size > STAGED_UNASKED and not asked:
-            raise Refused(
-                f"{error}. transport='host' serves such GPUs; with more than {STAGED_UNASKED} ranks it has to be asked "
-                "for, since it has not passed all its tests there yet"
-            ) from error
         logger.warning("the GPUs meet in host memory, because %s", error)
     return make(rendezvous, members, survey.staged()), survey.staged()
 

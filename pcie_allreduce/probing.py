@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from . import _C, cache, construction, plan
-from .construction import CLOSE_PATIENCE, STAGED_UNASKED, Survey, device_of
+from . import cache, construction, plan
+from .construction import CLOSE_PATIENCE, Survey, device_of
 from .probe import Measurements, Verdict, compare, decision, examine, kept
 from .rendezvous import Member, Refused, Rendezvous
-from .transport import SWITCHED_OFF, FallbackTransport, Transport
+from .transport import FallbackTransport, Transport
 
 MEASURED = "measured now"
 logger = logging.getLogger("pcie_allreduce")
@@ -75,14 +75,10 @@ def judge(rendezvous: Rendezvous, members: list[Member], survey: Survey, fallbac
 
 
 def _decided(members: list[Member], measured: Measurements, origin: str) -> Verdict:
-    """On all ranks alike. Host memory that P2P=0 asks for needs no other asking; islands have no place there."""
+    """On all ranks alike. Islands have no place but where ranks write to each other."""
     me = members[0]
-    staged_up_to = STAGED_UNASKED
-    if SWITCHED_OFF in (measured.direct.problem or ""):
-        staged_up_to = _C.MAX_WORLD
-    if me.algorithm == "island":
-        staged_up_to = 0
-    options = decision.Options(me.fallback, pull=False, staged_up_to=staged_up_to)
+    anywhere = me.algorithm != "island"
+    options = decision.Options(me.fallback, pull=anywhere, host=anywhere)
     return replace(decision.decide(measured, options), origin=origin)
 
 
@@ -99,6 +95,8 @@ def _by_verdict(
         survey = replace(survey, islands=verdict.islands, reason="they are nearer inside than across, as was measured")
     if verdict.transport == "host":
         survey = survey.staged()
+    elif verdict.transport == "pull":
+        survey = survey.pull()
     transport = construction.make(rendezvous, members, survey)
     try:
         stale = None if verdict.origin == MEASURED else examine.why_stale(rendezvous, transport, measured)

@@ -27,11 +27,11 @@ MARGIN = 0.03  # of the time of ours, by which the fallback must be better
 
 @dataclass(frozen=True)
 class Options:
-    """What this package and this caller allow. `staged_up_to`: ranks that may meet in host memory unasked."""
+    """What this caller allows: to serve by a fallback, to read from each other, to meet in host memory."""
 
     fallback: bool
     pull: bool
-    staged_up_to: int
+    host: bool
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,8 @@ def decide(measured: Measurements, options: Options) -> Verdict:
         return replace(verdict, transport="pull", reason=f"ranks read what others would have written: {because}")
     host = measured.host
     serves = host is not None and not wrongs(host, measured.device) and not _too_slow(host, measured.device)
-    if serves and measured.world <= options.staged_up_to:
+    if serves and options.host:
         return replace(verdict, transport="host", reason=f"ranks meet in host memory: {because}", islands=None)
-    if serves:
-        because = (
-            f"{because}. transport='host' serves such ranks, but more than {options.staged_up_to} have to ask for it"
-        )
     if options.fallback or wrong:
         return replace(verdict, transport="fallback", reason=because, islands=None)
     return replace(verdict, reason=f"nothing better is there, though {because}")

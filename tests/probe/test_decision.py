@@ -14,9 +14,10 @@ from pcie_allreduce.probe import Compared, Measurements, Verdict
 from pcie_allreduce.probe.decision import Options, decide, fallback_wins, find_islands, narrows, steps
 from pcie_allreduce.probe.examine import differs
 
-WITH = Options(fallback=True, pull=False, staged_up_to=2)
+WITH = Options(fallback=True, pull=False, host=False)
 WITHOUT = replace(WITH, fallback=False)
 PULL = replace(WITH, pull=True)
+HOST = replace(WITH, host=True)
 
 Box = Callable[[], Measurements]
 FOUR = (frozenset({0, 1, 2, 3}), frozenset({4, 5, 6, 7}))
@@ -38,9 +39,11 @@ FOUR = (frozenset({0, 1, 2, 3}), frozenset({4, 5, 6, 7}))
         (boxes.wrong_data, WITHOUT, "fallback", "iommu=pt"),
         (boxes.hang, WITH, "fallback", "rank 0 to rank 1: bytes did not arrive within 2 s"),
         (boxes.no_p2p, WITH, "fallback", "GeForce without a patched driver"),
-        (boxes.no_p2p, WITHOUT, "fallback", "transport='host' serves such ranks, but more than 2"),
-        (lambda: boxes.no_p2p(2), WITHOUT, "host", "no P2P between cuda:0 and cuda:1"),
-        (boxes.no_p2p, replace(WITH, staged_up_to=8), "host", "no P2P between cuda:0 and cuda:1"),
+        (boxes.no_p2p, WITHOUT, "fallback", "no P2P between cuda:0 and cuda:1"),
+        (lambda: boxes.no_p2p(2), HOST, "host", "no P2P between cuda:0 and cuda:1"),
+        (boxes.no_p2p, HOST, "host", "no P2P between cuda:0 and cuda:1"),
+        (boxes.no_p2p, replace(HOST, fallback=False), "host", "GeForce without a patched driver"),
+        (boxes.mailbox, HOST, "host", "rank 0 and rank 1: 121 us one way"),
         (boxes.containers, WITH, "fallback", "--ipc=host"),
         (boxes.one_bad_pair, WITH, "fallback", "rank 5 to rank 2: bytes did not arrive within 2 s (of 1,024 bytes)"),
         (boxes.mixed, WITH, "peer", "56 directed pairs"),
@@ -89,8 +92,9 @@ def test_host_memory_that_is_no_better_is_not_taken() -> None:
     bad = boxes.no_p2p(2)
     assert bad.host is not None
     lost = replace(bad.host, arrived=boxes.matrix(2, lambda a, b: "did not arrive within 2 s (of 16 bytes)", "ok"))
-    assert decide(replace(bad, host=lost), WITH).transport == "fallback"
-    assert decide(replace(bad, host=None), WITH).transport == "fallback"
+    assert decide(bad, HOST).transport == "host"
+    assert decide(replace(bad, host=lost), HOST).transport == "fallback"
+    assert decide(replace(bad, host=None), HOST).transport == "fallback"
 
 
 def test_a_narrow_pair_is_told_and_serves() -> None:
