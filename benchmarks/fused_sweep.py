@@ -37,7 +37,7 @@ DTYPE = torch.bfloat16
 
 
 class Shape(NamedTuple):
-    cluster: int  # 0: two-shot, in a block a row
+    cluster: int
     packs: int  # of a row, a lane
     teams: int  # rows at once; 0: all
 
@@ -51,12 +51,6 @@ class Shaped(Fused):
         self._sharing = sharing  # ranks on a GPU
 
     def plan(self, rows: int) -> FusedPlan:
-        if self.shape.cluster == 0:
-            part = -(-self._hidden * DTYPE.itemsize // 16 // self._comm.world_size // 8) * 8
-            return FusedPlan("two_shot", rows, 1, -(-part // 32) * 32)
-        return self._one_shot(rows)
-
-    def _one_shot(self, rows: int) -> FusedPlan:
         """No more teams than this GPU holds of all ranks that share it, or they would wait for each other in vain."""
         packs = self._hidden * DTYPE.itemsize // 16
         threads = -(-packs // (self.shape.cluster * self.shape.packs) // 32) * 32
@@ -99,8 +93,7 @@ def sweep(seat: Seat, settings: Settings, jobs: Sequence[Job], tell: Tell) -> No
             backend.check()
             if isinstance(backend, Shaped):
                 bits.append([call.normed.clone() for call in backend._calls.values()])
-                same = all(torch.equal(a, b) for a, b in zip(bits[0], bits[-1], strict=True))
-                assert same or backend.shape.cluster == 0, f"{name}: other bits"
+                assert all(torch.equal(a, b) for a, b in zip(bits[0], bits[-1], strict=True)), f"{name}: other bits"
         times: dict[str, list[list[float]]] = {name: [] for name in held}
         for _ in range(settings.repeats):
             for name, run in held.items():
@@ -126,7 +119,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--rows", type=numbers, default=(1, 3, 4, 8))
     parser.add_argument("--hidden", type=int, default=7168)
-    parser.add_argument("--clusters", type=numbers, default=(1, 2, 4, 7, 8), help="0: two-shot, more than 3 ranks")
+    parser.add_argument("--clusters", type=numbers, default=(1, 2, 4, 7, 8))
     parser.add_argument("--packs", type=numbers, default=(1, 2))
     parser.add_argument("--teams", type=numbers, default=(0,))
     parser.add_argument("--repeats", type=int, default=3)

@@ -106,7 +106,8 @@ def add_rms_norm(reduced: torch.Tensor, call: FusedCall) -> None:
     `reduced` may be the memory of `normed`.
     """
     hidden = call.hidden
-    if reduced.is_cuda and call.is_aligned() and reduced.data_ptr() % 16 == 0 and hidden % 8 == 0 and hidden <= 16384:
+    served = reduced.is_cuda and call.rows > 0 and hidden % 8 == 0 and hidden <= 16384  # nothing has no address
+    if served and call.is_aligned() and reduced.data_ptr() % 16 == 0:
         dependent = torch.cuda.get_device_capability(reduced.device)[0] >= 9
         stream = torch.cuda.current_stream(reduced.device).cuda_stream
         with torch.cuda.device(reduced.device):

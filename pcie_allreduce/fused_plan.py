@@ -10,20 +10,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from .plan import MAX_THREADS, PACK_BYTES, WARP, LinkFigures, Tuned, choose, cost_us, packs_used, whole_lines
+from .plan import PACK_BYTES, WARP, LinkFigures, Tuned, choose, cost_us, packs_used
 
 MAX_HIDDEN = 16384
 MAX_BLOCKS = 128
-MAX_SHARED = 48 * 1024  # bytes a block: sums of squares, and the packs of a lane behind its first
+MAX_SHARED = 32 * 1024  # bytes a block: sums of squares, and the packs of a lane behind its first
 SMALL_BLOCK = 128  # threads: smaller blocks start and synchronise faster, and spread over more of the GPU
 NORM_US = 2.4  # a norm of its own behind an all-reduce: FlashInfer's at 1 to 8 rows of 7,168, two H200
 
 
 class Shape(NamedTuple):
-    """A launch that this GPU can hold: teams of `cluster` blocks of up to `threads`; `teams` at once. Two-shot's teams
-    are blocks."""
+    """A launch that this GPU can hold: teams of `cluster` blocks of up to `threads`; `teams` at once."""
 
-    algorithm: str
     cluster: int
     threads: int
     teams: int
@@ -45,9 +43,11 @@ def common(shapes: list[tuple[Shape, ...] | None]) -> tuple[Shape, ...] | None:
     held = [rank for rank in shapes if rank is not None]
     if not held:
         return None
-    teams = [{shape[:3]: shape.teams for shape in rank} for rank in held]
-    least = {key: min(rank.get(key, 0) for rank in teams) for key in teams[0]}
-    return tuple(Shape(*key, most) for key, most in least.items() if most > 0)
+    least: dict[tuple[int, int], int] = {}
+    for cluster, threads, teams in (shape for rank in held for shape in rank):
+        least[cluster, threads] = min(teams, least.get((cluster, threads), teams))
+    everywhere = [key for key in least if all(any(shape[:2] == key for shape in rank) for rank in held)]
+    return tuple(Shape(*key, least[key]) for key in everywhere if least[key] > 0)
 
 
 def fusable(hidden: int) -> bool:
@@ -75,42 +75,28 @@ def choose_fused(
     plain = choose(world, nbytes, dtype_bytes, islands, figures, area_packs, 1, algorithm, tuned)
     if plain is None or not fusable(hidden):
         return None
-    if shapes is None:
-        return FusedPlan(plain.algorithm, 1, 1, 1) if plain.algorithm in algorithms else None
+    shape = (1, 1, 1) if shapes is None else fused_shape(rows, hidden * dtype_bytes // PACK_BYTES, shapes)
+    if shape is None:
+        return None
+    if plain.algorithm in algorithms:
+        return FusedPlan(plain.algorithm, *shape)
+    fits = packs_used("one_shot", world, nbytes, dtype_bytes, figures.transport) <= area_packs
+    if algorithm != "auto" or "one_shot" not in algorithms or not fits:
+        return None
 
     def cost(name: str) -> float:
         return cost_us(name, world, nbytes, dtype_bytes, islands, figures)
 
-    packs = hidden * dtype_bytes // PACK_BYTES
-    plans = []
-    for name in algorithms:
-        shape, padded = one_shot_shape(rows, packs, shapes), nbytes
-        if name == "two_shot":
-            shape, padded = two_shot_shape(world, rows, packs, shapes), rows * world * _part(packs, world) * PACK_BYTES
-        fits = packs_used(name, world, padded, dtype_bytes, figures.transport) <= area_packs
-        if shape is not None and fits and algorithm in ("auto", name):
-            plans.append(FusedPlan(name, *shape))
-    if not plans:
-        return None
-    best = min(plans, key=lambda plan: (plan.algorithm != plain.algorithm, cost(plan.algorithm)))
-    separately = cost(plain.algorithm) + NORM_US
-    return best if best.algorithm == plain.algorithm or cost(best.algorithm) < separately else None
+    return FusedPlan("one_shot", *shape) if cost("one_shot") < cost(plain.algorithm) + NORM_US else None
 
 
-def _part(packs: int, world: int) -> int:
-    """Packs of a row that one rank owns in two-shot: whole lines."""
-    return whole_lines(-(-packs // world))
-
-
-def one_shot_shape(rows: int, packs: int, shapes: tuple[Shape, ...]) -> tuple[int, int, int] | None:
+def fused_shape(rows: int, packs: int, shapes: tuple[Shape, ...]) -> tuple[int, int, int] | None:
     """Teams, blocks of a team and threads for rows of so many packs; None where no shape holds them.
 
     Few packs a lane come first, and then blocks near to SMALL_BLOCK.
     """
     best: tuple[tuple[int, int], tuple[int, int, int]] | None = None
-    for algorithm, cluster, most, teams_at_once in shapes:
-        if algorithm != "one_shot":
-            continue
+    for cluster, most, teams_at_once in shapes:
         items = -(-packs // (cluster * most))  # of a row, a lane
         threads = -(-packs // (cluster * items) // WARP) * WARP
         teams = min(rows, teams_at_once, MAX_BLOCKS // cluster)
@@ -121,14 +107,6 @@ def one_shot_shape(rows: int, packs: int, shapes: tuple[Shape, ...]) -> tuple[in
         if best is None or rank < best[0]:
             best = rank, (teams, cluster, threads)
     return None if best is None else best[1]
-
-
-def two_shot_shape(world: int, rows: int, packs: int, shapes: tuple[Shape, ...]) -> tuple[int, int, int] | None:
-    """The same of two-shot, where a block has a row, its sums and its weights."""
-    threads = -(-_part(packs, world) // WARP) * WARP
-    at_once = max((shape.teams for shape in shapes if shape.algorithm == "two_shot"), default=0)
-    fits = threads <= MAX_THREADS and MAX_THREADS // 8 + 2 * packs * PACK_BYTES <= MAX_SHARED
-    return (rows, 1, threads) if fits and rows <= min(at_once, MAX_BLOCKS) else None
 
 
 def shared_bytes(items: int, packs: int, threads: int) -> int:

@@ -12,7 +12,7 @@ from . import _C
 from .errors import SetupError
 from .faults import ALGORITHMS
 from .fused_plan import Shape
-from .plan import MAX_THREADS, TRANSPORTS
+from .plan import TRANSPORTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -148,7 +148,7 @@ class GpuTransport(Transport):
         code = TRANSPORTS.index(transport)
         self._channel = _C.GpuChannel(device.index, rank, world_size, area_packs, timeout, warmup_timeout, code)
         self.max_blocks = 0  # until share_gpu
-        self.fused_algorithms = () if transport != "push" else ("one_shot", "two_shot")
+        self.fused_algorithms = () if transport != "push" else ("one_shot",)
         self.shapes = ()
         self._wide_threads = _C.max_wide_threads(world_size)
 
@@ -157,10 +157,9 @@ class GpuTransport(Transport):
 
         Twice: a dependent grid already holds its slots while its predecessor ends.
         """
-        waiting = 2 * ranks_on_this_gpu
         resident = self._channel.resident_blocks(256)
         rearming = 1 if self.name == "host" else 0  # a block beside those that move data
-        self.max_blocks = min(_C.MAX_BLOCKS, resident // waiting) - rearming
+        self.max_blocks = min(_C.MAX_BLOCKS, resident // (2 * ranks_on_this_gpu)) - rearming
         if self.max_blocks < 1:
             raise SetupError(
                 f"{self._device} holds {resident} blocks of 256 threads at once, too few for {ranks_on_this_gpu} ranks "
@@ -169,10 +168,9 @@ class GpuTransport(Transport):
         if self.fused_algorithms:
             small = [(cluster, threads) for threads in (128, 256) for cluster in range(2, _C.MAX_CLUSTER + 1)]
             self.shapes = tuple(
-                Shape("one_shot", cluster, threads, self._channel.resident_teams(threads, cluster) // waiting)
+                Shape(cluster, threads, self._channel.resident_teams(threads, cluster) // (2 * ranks_on_this_gpu))
                 for cluster, threads in [(1, self._wide_threads), *small]
             )
-            self.shapes += (Shape("two_shot", 1, MAX_THREADS, self._channel.resident_rows() // waiting),)
 
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
         stream = torch.cuda.current_stream(self._device).cuda_stream
@@ -195,7 +193,6 @@ class GpuTransport(Transport):
             call.x.nbytes,
             call.hidden,
             call.norm(),
-            ALGORITHM_CODES[plan.algorithm],
             DTYPE_CODES[call.x.dtype],
             plan.teams,
             plan.cluster,

@@ -91,11 +91,9 @@ def test_random_values_against_float64(world: int, dtype: torch.dtype, device: s
     run_ranks(world, random_values, SHAPES, dtype, {}, device=device)
 
 
-@pytest.mark.parametrize("world", [4, 8])
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
-def test_every_algorithm(world: int, algorithm: str, device: str) -> None:
-    shapes = [shape for shape in SHAPES if shape[1] <= 8192]  # a row and its weights fit a block's shared memory
-    run_ranks(world, random_values, shapes, torch.bfloat16, {"algorithm": algorithm}, device=device)
+def test_every_algorithm_on_cpu_ranks(algorithm: str) -> None:
+    run_ranks(3, random_values, SHAPES, torch.bfloat16, {"algorithm": algorithm})
 
 
 def islands(me: Rank) -> None:
@@ -338,10 +336,10 @@ def test_compiled_without_a_break(device: str) -> None:
     run_ranks(2, compiled, device=device, timeout=180)
 
 
-def in_graph(me: Rank, rows: int, hidden: int, calls: int, replays: int, algorithm: str = "auto") -> None:
+def in_graph(me: Rank, rows: int, hidden: int, calls: int, replays: int) -> None:
     """A chain of calls as engines make them, residual and norm in place; inputs change between replays, a rank is late
     now and then, and what the chain gives is what the same calls give one by one."""
-    with me.communicator(max_bytes=1 << 20, algorithm=algorithm) as comm:
+    with me.communicator(max_bytes=1 << 20) as comm:
         x = torch.zeros((rows, hidden), dtype=torch.bfloat16, device=me.device)
         residual = torch.zeros_like(x)
         weight = torch.linspace(0.5, 1.5, hidden, device=me.device).to(x.dtype)
@@ -383,12 +381,6 @@ def test_in_a_graph(world: int, rows: int, hidden: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("rows", "hidden"), [(1, 7168), (3, 7168), (8, 7168), (5, 4096), (16, 8192), (3, 8)])
-def test_two_shot_in_a_graph(rows: int, hidden: int) -> None:
-    run_ranks(8, in_graph, rows, hidden, 7, 10, "two_shot", device="cuda")
-
-
-@pytest.mark.gpu
 def test_a_whole_verify_pass_in_a_graph() -> None:
     run_ranks(2, in_graph, 3, 7168, 122, 10, device="cuda")
 
@@ -425,14 +417,13 @@ def fails_in_graph(me: Rank) -> None:
     from pcie_allreduce.fused import checked
     from pcie_allreduce.fused_plan import FusedPlan
 
-    shapes = [("one_shot", 1, 448), ("one_shot", 7, 128), ("one_shot", 8, 128), ("two_shot", 1, 128)]
-    for algorithm, cluster, threads in shapes if me.world > 3 else shapes[:3]:
+    for cluster, threads in ((1, 448), (7, 128), (8, 128)):
         comm = me.communicator(max_bytes=1 << 18, timeout=1.0, warmup_timeout=1.0)
         x = torch.ones((3, 7168), dtype=torch.bfloat16, device=me.device)
         call = checked(x, x.clone(), x[0].clone(), EPS, 0.0, None, None)
         graph = torch.cuda.CUDAGraph()
         with comm.capture(), torch.cuda.graph(graph):
-            comm._transport.all_reduce_add_rms_norm(call, FusedPlan(algorithm, 3, cluster, threads))
+            comm._transport.all_reduce_add_rms_norm(call, FusedPlan("one_shot", 3, cluster, threads))
         graph.replay()
         torch.cuda.synchronize()
         assert bool((call.residual_out == me.world + 1).all())
@@ -443,7 +434,7 @@ def fails_in_graph(me: Rank) -> None:
                 call.residual_out.zero_()
                 graph.replay()
                 torch.cuda.synchronize()
-                assert bool(call.normed.isnan().all()), f"{algorithm} {cluster} x {threads}"
+                assert bool(call.normed.isnan().all()), f"{cluster} x {threads}"
                 assert bool(call.residual_out.isnan().all()), f"{cluster} x {threads}"
             with pytest.raises(pcie_allreduce.AllReduceTimeout, match="rank 1 is missing"):
                 comm.check()

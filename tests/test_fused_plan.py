@@ -14,22 +14,16 @@ from pcie_allreduce.fused_plan import (
     Shape,
     choose_fused,
     common,
-    one_shot_shape,
+    fused_shape,
     shared_bytes,
-    two_shot_shape,
 )
 from pcie_allreduce.plan import Step, area_packs_for, choose, cost_us
 from pcie_allreduce.presets import PRESETS
 
 SWITCH = PRESETS["pcie5-switch"].figures
 ONE_SHOT = ("one_shot",)
-GPU = ("one_shot", "two_shot")
 ALL = ("one_shot", "two_shot", "island")
-SHAPES = (
-    Shape("one_shot", 1, 608, 64),
-    Shape("two_shot", 1, 256, 90),
-    *(Shape("one_shot", c, t, 240 // c) for t in (128, 256) for c in range(2, 9)),
-)
+SHAPES = (Shape(1, 608, 64), *(Shape(c, t, 240 // c) for t in (128, 256) for c in range(2, 9)))
 
 
 def chosen(
@@ -58,14 +52,13 @@ def test_rows_that_are_no_whole_packs_or_too_long_are_not_fused(hidden: int) -> 
 @pytest.mark.parametrize("rows", [1, 3, 8, 32, 100, 1000])
 def test_a_shape_holds_its_rows(hidden: int, dtype_bytes: int, rows: int) -> None:
     packs = hidden * dtype_bytes // 16
-    shape = one_shot_shape(rows, packs, SHAPES)
+    shape = fused_shape(rows, packs, SHAPES)
     if shape is None:
         assert rows > 32, "few rows must be served"
         return
     teams, cluster, threads = shape
     lanes = cluster * threads
-    alike = [held for held in SHAPES if held.algorithm == "one_shot" and held.cluster == cluster]
-    most = max(held.teams for held in alike if held.threads >= threads)
+    most = max(held.teams for held in SHAPES if held.cluster == cluster and held.threads >= threads)
     assert teams <= min(rows, most)
     assert teams * cluster <= MAX_BLOCKS
     assert threads % 32 == 0
@@ -75,17 +68,17 @@ def test_a_shape_holds_its_rows(hidden: int, dtype_bytes: int, rows: int) -> Non
 
 
 def test_few_packs_a_lane_and_small_blocks() -> None:
-    assert one_shot_shape(3, 896, SHAPES) == (3, 7, 128)
-    assert one_shot_shape(1, 512, SHAPES) == (1, 4, 128)
-    assert one_shot_shape(1, 1024, SHAPES) == (1, 8, 128)
-    assert one_shot_shape(1, 1, SHAPES) == (1, 1, 32)
-    assert one_shot_shape(3, 896, (Shape("one_shot", 1, 608, 64),)) == (3, 1, 448)
+    assert fused_shape(3, 896, SHAPES) == (3, 7, 128)
+    assert fused_shape(1, 512, SHAPES) == (1, 4, 128)
+    assert fused_shape(1, 1024, SHAPES) == (1, 8, 128)
+    assert fused_shape(1, 1, SHAPES) == (1, 1, 32)
+    assert fused_shape(3, 896, (Shape(1, 608, 64),)) == (3, 1, 448)
 
 
 def test_no_shape_no_fusion() -> None:
-    assert one_shot_shape(1, 896, ()) is None
-    assert one_shot_shape(1, 2048, (Shape("one_shot", 1, 608, 64),)) == (1, 1, 512)
-    assert one_shot_shape(65, 896, (Shape("one_shot", 1, 608, 64),)) is None, "two packs of each of two rows"
+    assert fused_shape(1, 896, ()) is None
+    assert fused_shape(1, 2048, (Shape(1, 608, 64),)) == (1, 1, 512)
+    assert fused_shape(65, 896, (Shape(1, 608, 64),)) is None, "two packs of each of two rows"
     assert chosen(2, 1, shapes=()) is None
 
 
@@ -127,27 +120,6 @@ def test_a_tuned_table_decides_what_the_alternative_is() -> None:
 
 
 def test_what_all_ranks_can_hold() -> None:
-    wide, pair, four = (("one_shot", 1, 608), ("one_shot", 2, 128), ("one_shot", 4, 128))
-    one = (Shape(*wide, 64), Shape(*pair, 9), Shape(*four, 0))
-    other = (Shape(*pair, 7), Shape(*wide, 65))
-    assert set(common([one, other]) or ()) == {Shape(*wide, 64), Shape(*pair, 7)}
-    assert set(common([other, one]) or ()) == {Shape(*wide, 64), Shape(*pair, 7)}
+    one, other = (Shape(1, 608, 64), Shape(2, 128, 9), Shape(4, 128, 0)), (Shape(2, 128, 7), Shape(1, 608, 65))
+    assert set(common([one, other]) or ()) == {Shape(1, 608, 64), Shape(2, 128, 7)}
     assert common([None, None]) is None
-
-
-def test_two_shot_has_a_block_a_row() -> None:
-    assert two_shot_shape(8, 3, 896, SHAPES) == (3, 1, 128)
-    assert two_shot_shape(4, 3, 896, SHAPES) == (3, 1, 224)
-    assert two_shot_shape(3, 3, 896, SHAPES) is None, "a part of more packs than a block has threads"
-    assert two_shot_shape(8, 90, 896, SHAPES) == (90, 1, 128)
-    assert two_shot_shape(8, 91, 896, SHAPES) is None
-    assert two_shot_shape(8, 1, 2048, SHAPES) is None, "a row and its weights do not fit a block's shared memory"
-
-
-def test_eight_ranks_fuse_what_the_plan_would_take() -> None:
-    for rows in (1, 3, 8, 32):
-        best = choose(8, rows * 7168 * 2, 2, False, SWITCH, area_packs_for(8, 2 << 20), 128)
-        plan = chosen(8, rows, algorithms=GPU)
-        assert best is not None
-        assert plan is not None
-        assert plan.algorithm == best.algorithm

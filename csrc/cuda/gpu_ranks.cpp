@@ -149,43 +149,29 @@ bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
 }
 
 bool GpuChannel::all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm,
-                                         Algorithm algorithm, Dtype dtype, unsigned teams, unsigned cluster,
-                                         unsigned threads, cudaStream_t stream) {
+                                         Dtype dtype, unsigned teams, unsigned cluster, unsigned threads,
+                                         cudaStream_t stream) {
   require_rows(bytes, hidden, dtype);
+  require_room(Algorithm::kOneShot, dtype, bytes);
   if (channel_.transport != Transport::kPush) throw std::invalid_argument("only pushes are fused with RMSNorm");
-  if (algorithm != Algorithm::kOneShot && algorithm != Algorithm::kTwoShot) {
-    throw std::invalid_argument("residual and RMSNorm are fused with one-shot and two-shot alone");
-  }
   for (const void* memory :
        {in, static_cast<const void*>(out), norm.residual, norm.weight, static_cast<const void*>(norm.normed)}) {
     if (reinterpret_cast<std::uintptr_t>(memory) % sizeof(Pack) != 0) {
       throw std::invalid_argument("a fused call needs memory aligned to 16 bytes");
     }
   }
-  const Word count = bytes / (hidden * element_bytes(dtype));
-  const Word packs = bytes / count / static_cast<Word>(sizeof(Pack));
-  FusedParams params{channel_, {in, out, bytes, signature_kind(algorithm, dtype), false, hidden}, norm, {}};
-  LaunchShape shape{teams * cluster, threads, dependent_launch_, cluster};
-  const void* kernel = nullptr;
-  if (algorithm == Algorithm::kTwoShot) {
-    params.rows = parts_of(channel_.world, hidden, packs, count, threads);
-    shape.blocks = count;
-    shape.cluster = 1;
-    shape.shared = params.rows.sum_bytes + 2 * packs * static_cast<unsigned>(sizeof(Pack));
-    // Every row has parts of whole lines.
-    require_room(algorithm, dtype, count * params.rows.part * channel_.world * static_cast<Word>(sizeof(Pack)));
-    kernel = fused_two_shot_kernel(dtype, channel_.world);
-  } else {
-    params.rows = rows_of(channel_.world, hidden, packs, count, teams, cluster, threads);
-    shape.shared = params.rows.sum_bytes + (params.rows.items - 1) * threads * static_cast<unsigned>(sizeof(Pack));
-    require_room(algorithm, dtype, bytes);
-    const Share share = params.rows.items == 1 ? Share::kOnePack : Share::kPacks;
-    kernel = fused_one_shot_kernel(dtype, channel_.world, share, cluster > 1);
-  }
+  const Word row_bytes = hidden * element_bytes(dtype);
+  const Rows rows =
+      rows_of(channel_.world, hidden, row_bytes / sizeof(Pack), bytes / row_bytes, teams, cluster, threads);
   if (fault() != nullptr) return true;
   const DeviceScope scope(device_);
-  params.request.captured = captures(stream);
-  launch_ordered(kernel, &params, shape, params.request.captured, stream);
+  const bool captured = captures(stream);
+  const Request request{in, out, bytes, signature_kind(Algorithm::kOneShot, dtype), captured, hidden};
+  const FusedParams params{channel_, request, norm, rows};
+  const unsigned shared = rows.sum_bytes + (rows.items - 1) * threads * static_cast<unsigned>(sizeof(Pack));
+  const Share share = rows.items == 1 ? Share::kOnePack : Share::kPacks;
+  launch_ordered(fused_one_shot_kernel(dtype, channel_.world, share, cluster > 1), &params,
+                 {teams * cluster, threads, dependent_launch_, cluster, shared}, captured, stream);
   return false;
 }
 
@@ -245,13 +231,6 @@ int GpuChannel::resident_teams(unsigned threads, unsigned cluster) const {
   require(cuda::resident_teams(channel_.world, threads, cluster, multiprocessors(), &teams),
           "asking for the fused kernels' occupancy");
   return teams;
-}
-
-int GpuChannel::resident_rows() const {
-  const DeviceScope scope(device_);
-  int rows = 0;
-  require(cuda::resident_rows(channel_.world, multiprocessors(), &rows), "asking for the fused kernels' occupancy");
-  return rows;
 }
 
 }  // namespace pcie_allreduce::cuda

@@ -27,11 +27,10 @@ class GpuChannel {
   // True: an earlier call has failed, and nothing was launched.
   bool all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype, unsigned blocks,
                   unsigned threads, cudaStream_t stream);
-  // The same, then residual and RMSNorm over rows of `hidden` elements; `out` takes the sum and the residual. One-shot
-  // in `teams` of `cluster` blocks, two-shot in a block a row; all memory 16-byte aligned.
-  bool all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm,
-                               Algorithm algorithm, Dtype dtype, unsigned teams, unsigned cluster, unsigned threads,
-                               cudaStream_t stream);
+  // The same, then residual and RMSNorm over rows of `hidden` elements; `out` takes the sum and the residual. By
+  // one-shot, in `teams` of `cluster` blocks; all memory 16-byte aligned.
+  bool all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm, Dtype dtype,
+                               unsigned teams, unsigned cluster, unsigned threads, cudaStream_t stream);
   const FaultRecord* fault() const;
   std::vector<PeerWait> waits() const;  // one a rank; read beside running kernels
   // Synchronises, tells the peers not to wait for this rank any more, and unmaps them. The slab is freed once every
@@ -39,7 +38,6 @@ class GpuChannel {
   // process ends.
   bool close(double patience);
   int resident_blocks(unsigned threads) const;                   // of the largest kernel, on the whole GPU
-  int resident_rows() const;                                     // of fused two-shot
   int resident_teams(unsigned threads, unsigned cluster) const;  // of a fused kernel; 0: this GPU has no clusters
 
  private:

@@ -49,23 +49,6 @@ Rows rows_of(Word world, Word hidden, Word row_packs, Word rows, unsigned teams,
   return of;
 }
 
-Rows parts_of(Word world, Word hidden, Word row_packs, Word rows, unsigned threads) {
-  Rows of{};
-  of.packs = row_packs;
-  of.part = whole_lines((row_packs + world - 1) / world);
-  of.cluster = 1;
-  of.items = 1;
-  of.groups = (of.part + 31) / 32;
-  of.sum_bytes = kMaxThreads / 32 * static_cast<Word>(sizeof(float));
-  of.inverse_hidden = 1.0f / static_cast<float>(hidden);
-  if (rows > kMaxBlocks || threads < of.part || threads > kMaxThreads || threads % 32 != 0 ||
-      of.sum_bytes + 2 * row_packs * sizeof(Pack) > kMaxShared) {
-    throw std::invalid_argument("blocks of " + std::to_string(threads) + " threads do not hold " +
-                                std::to_string(rows) + " rows of " + std::to_string(row_packs) + " packs");
-  }
-  return of;
-}
-
 namespace {
 
 // A launch's configuration, with the attributes that it points to.
@@ -118,18 +101,6 @@ cudaError_t resident_teams(Word world, unsigned threads, unsigned cluster, int m
       if (error != cudaSuccess) return error;
       *teams = std::min(*teams, fit);
     }
-  }
-  return cudaSuccess;
-}
-
-cudaError_t resident_rows(Word world, int multiprocessors, int* rows) {
-  *rows = 1 << 20;
-  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBFloat16}) {
-    int fit = 0;
-    const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-        &fit, fused_two_shot_kernel(dtype, world), static_cast<int>(kMaxThreads + kStewards), kMaxShared);
-    if (error != cudaSuccess) return error;
-    *rows = std::min(*rows, fit * multiprocessors);
   }
   return cudaSuccess;
 }

@@ -17,7 +17,6 @@ struct CallParams {
 // How teams of blocks share the rows of a fused call. Computed once, on the host.
 struct Rows {
   Word packs;          // of a row
-  Word part;           // two-shot: packs of a row that one rank owns
   Word cluster;        // blocks of a team
   Word stacked;        // a lane has one pack of every row of its team; else some packs of the team's one row
   Word step;           // from one pack of a lane to its next
@@ -32,8 +31,6 @@ struct Rows {
 
 // std::invalid_argument where the shape does not hold the rows.
 Rows rows_of(Word world, Word hidden, Word row_packs, Word rows, unsigned teams, unsigned cluster, unsigned threads);
-// The same of two-shot, where a block has a row.
-Rows parts_of(Word world, Word hidden, Word row_packs, Word rows, unsigned threads);
 
 struct FusedParams {
   Channel channel;
@@ -50,10 +47,10 @@ struct LaunchShape {
   unsigned shared = 0;  // bytes a block
 };
 
-constexpr unsigned kMaxThreads = 256;       // that move data
-constexpr unsigned kMaxCluster = 8;         // what every GPU with clusters can do
-constexpr unsigned kMaxShared = 48 * 1024;  // what needs no asking
-constexpr unsigned kStewards = 32;          // the last warp: signatures, state
+constexpr unsigned kMaxThreads = 256;  // that move data
+constexpr unsigned kMaxCluster = 8;    // what every GPU with clusters can do
+constexpr unsigned kMaxShared = 32 * 1024;
+constexpr unsigned kStewards = 32;  // the last warp: signatures, state
 // Of a fused call's block that has rows for itself: 64 registers hold the packs of few ranks alone.
 constexpr unsigned max_wide_threads(Word world) { return world <= 3 ? 992 : 608; }
 
@@ -81,7 +78,6 @@ const void* pull_kernel(Algorithm algorithm, Dtype dtype, Word world, Share shar
 const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, Share share, Transport transport);
 
 const void* fused_one_shot_kernel(Dtype dtype, Word world, Share share, bool clustered);  // takes FusedParams
-const void* fused_two_shot_kernel(Dtype dtype, Word world);
 
 // `params`: of the struct that the kernel takes.
 cudaError_t launch(const void* kernel, const void* params, const LaunchShape& shape, cudaStream_t stream);
@@ -91,7 +87,6 @@ cudaError_t blocks_per_multiprocessor(Word world, unsigned threads, Transport tr
 // The same of fused kernels, in teams of `cluster` blocks, with as much shared memory as they may have: on the whole
 // GPU.
 cudaError_t resident_teams(Word world, unsigned threads, unsigned cluster, int multiprocessors, int* teams);
-cudaError_t resident_rows(Word world, int multiprocessors, int* rows);  // of two-shot
 
 // verdict: kMaxWorld * kGreetingPacks words of mapped host memory.
 cudaError_t launch_exchange(const Channel& channel, Word* verdict, cudaStream_t stream);

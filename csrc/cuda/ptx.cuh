@@ -72,20 +72,6 @@ __device__ __forceinline__ void st_relaxed_gpu_v4(Pack* to, const Pack& pack) {
                "r"(pack.word[2]), "r"(pack.word[3]));
 }
 
-// Of the caller's memory into this thread's own place in shared memory; then all of them are waited for.
-__device__ __forceinline__ void cp_async(Pack* to, const Pack* from) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<Word>(__cvta_generic_to_shared(to))),
-               "l"(from)
-               : "memory");
-#endif
-}
-__device__ __forceinline__ void cp_async_wait() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
 __device__ __forceinline__ void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 __device__ __forceinline__ std::uint64_t globaltimer_ns() {

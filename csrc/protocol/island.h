@@ -108,7 +108,7 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
   }
 
   if (machine.any_failed(failed)) {
-    write_nan<Element, kHalf>(machine, request, mine, shard);
+    write_nan<Element>(machine, request, mine, shard);
     return;
   }
   machine.end_call(call, layout.used());

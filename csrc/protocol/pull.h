@@ -149,7 +149,7 @@ PAR_INLINE void pull_two_shot(Machine& machine, const Channel& channel, const Re
                      pass_second(machine, about) && take_sums<kWorld>(machine, about, request, mine, shard, rank, sums);
 
   if (machine.any_failed(!ended)) {
-    write_nan<Element, kWorld>(machine, request, mine, shard);
+    write_nan<Element>(machine, request, mine, shard);
     return;
   }
   machine.end_call(call, kLinePacks);

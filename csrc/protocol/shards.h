@@ -5,20 +5,6 @@
 
 namespace pcie_allreduce {
 
-// Where unit i of an owner's shard stands in the payload: not in it, where the shard is shorter. A machine may have
-// shards of its own.
-template <class Machine>
-PAR_INLINE Word place_of(const Machine& machine, Word owner, Word shard, Word i) {
-  if constexpr (requires { machine.place_of(owner, i); }) return machine.place_of(owner, i);
-  return owner * shard + i;
-}
-// Units that the shards are made for.
-template <class Machine>
-PAR_INLINE Word laid_out(const Machine& machine, const Request& request) {
-  if constexpr (requires { machine.laid_out(); }) return machine.laid_out();
-  return request.units();
-}
-
 // Unit i of the shard of each owner. All are loaded before any is used, so that they cost one latency and not one a
 // shard; what lies behind the end stays as it is.
 template <int kHops, class Machine, class Unit = typename Machine::Unit>
@@ -28,7 +14,7 @@ PAR_INLINE void read_shards(Machine& machine, const Request& request, const Word
   if (i >= shard) return;
   PAR_UNROLL
   for (Word hop = 0; hop < kHops; ++hop) {
-    const Word at = place_of(machine, owner[hop], shard, i);
+    const Word at = owner[hop] * shard + i;
     if (at < units) into[hop] = machine.read(request, at);
   }
 }
@@ -77,27 +63,24 @@ PAR_INLINE bool take_sums(Machine& machine, const Waiting& about, const Request&
     Word awaited = 0;
     PAR_UNROLL
     for (Word source = 0; source < kOwners; ++source) {
-      if (source != own && place_of(machine, source, shard, i) < units) awaited |= 1u << source;
+      if (source != own && source * shard + i < units) awaited |= 1u << source;
     }
     if (!take(machine, about, Stage::kGather, awaited, slots(i), got)) return false;
     PAR_UNROLL
     for (Word source = 0; source < kOwners; ++source) {
-      if (awaited >> source & 1u) machine.write(request, place_of(machine, source, shard, i), got[source]);
+      if (awaited >> source & 1u) machine.write(request, source * shard + i, got[source]);
     }
   }
   return true;
 }
 
 // Every unit of a failed block, in this call and in all later ones.
-template <class Element, int kOwners, class Machine, class Step>
+template <class Element, class Machine, class Step>
 PAR_INLINE void write_nan(Machine& machine, const Request& request, const Part<Step>& mine, Word shard) {
   const Word units = request.units<typename Machine::Unit>();
   for (Word i = mine.first; i < mine.end; i += mine.step) {
     PAR_ROLLED
-    for (Word owner = 0; owner < kOwners; ++owner) {
-      const Word at = place_of(machine, owner, shard, i);
-      if (at < units) machine.write(request, at, Element::nan());
-    }
+    for (Word at = i; at < units; at += shard) machine.write(request, at, Element::nan());
   }
 }
 

@@ -133,7 +133,7 @@ PAR_INLINE void staged_two_shot(Machine& machine, const Channel& channel, const 
   }
 
   if (machine.any_failed(failed)) {
-    write_nan<Element, kWorld>(machine, request, mine, shard);
+    write_nan<Element>(machine, request, mine, shard);
     return;
   }
   machine.end_call(call, layout.used());

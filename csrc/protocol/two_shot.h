@@ -14,7 +14,7 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
   const Waiting about = waiting_for(machine, channel, given, call);
   const Request request = given;
   const Word rank = channel.rank;
-  const TwoShotLayout layout(kWorld, laid_out(machine, request));
+  const TwoShotLayout layout(kWorld, request.units());
   const Word units = request.units<Unit>();
   const Word shard = layout.shard / kUnitPacks;
   const auto mine = machine.share(shard);  // a lane has the same place in every shard
@@ -36,7 +36,7 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
       if (i != mine.first) read_shards(machine, request, owner, shard, i, ahead);
       PAR_UNROLL
       for (Word hop = 0; hop < kWorld - 1; ++hop) {
-        if (place_of(machine, owner[hop], shard, i) < units) {
+        if (owner[hop] * shard + i < units) {
           machine.put(peer[hop] + layout.scatter(rank, owner[hop]) + i * kUnitPacks, encoded(ahead[hop]));
         }
       }
@@ -44,21 +44,19 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
     rearm(machine, channel, call);
     failed = !signatures_agree(machine, about, machine.once_a_block(channel.world - 1));
     const Pack* scattered = about.area + kLinePacks;
-    for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
-      const Word at = place_of(machine, rank, shard, i);
-      if (at >= units) break;
+    for (Word i = mine.first; i < mine.end && rank * shard + i < units && !failed; i += mine.step) {
       Unit got[kWorld];
-      const Unit own = encoded(machine.read(request, at));
+      const Unit own = encoded(machine.read(request, rank * shard + i));
       if (!take_all(machine, about, Stage::kScatter, Slots{scattered + i * kUnitPacks, layout.shard, rank}, own, got)) {
         failed = true;  // sends nothing: its peers must not take NaN for a sum
         break;
       }
-      const Unit sum = encoded(sum_in_rank_order<Element>(machine, at, got));
+      const Unit sum = encoded(sum_in_rank_order<Element>(machine, rank * shard + i, got));
       PAR_UNROLL
       for (Word hop = 0; hop < kWorld - 1; ++hop) {
         machine.put(peer[hop] + layout.gather(rank, owner[hop]) + i * kUnitPacks, sum);
       }
-      machine.write(request, at, sum);
+      machine.write(request, rank * shard + i, sum);
     }
     const Pack* gathered = scattered + (kWorld - 1) * layout.shard;
     const auto sums = [&](Word i) { return Slots{gathered + i * kUnitPacks, layout.shard, rank}; };
@@ -66,7 +64,7 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
   }
 
   if (machine.any_failed(failed)) {
-    write_nan<Element, kWorld>(machine, request, mine, shard);
+    write_nan<Element>(machine, request, mine, shard);
     return;
   }
   machine.end_call(call, layout.used());

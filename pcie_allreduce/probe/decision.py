@@ -93,7 +93,8 @@ def decide(measured: Measurements, options: Options) -> Verdict:
         return replace(verdict, findings=narrows(measured))
     verdict = replace(verdict, findings=(wrong or slow))
     because = verdict.findings[0]
-    if slow and _collapsed(measured) and options.pull and not _pull_is_wrong(measured.direct):
+    late = _too_slow(measured.direct, measured.device)  # so would be the flags of a pull
+    if slow and not late and options.pull and not _pull_is_wrong(measured.direct):
         return replace(verdict, transport="pull", reason=f"ranks read what others would have written: {because}")
     host = measured.host
     serves = host is not None and not wrongs(host, measured.device) and not _too_slow(host, measured.device)

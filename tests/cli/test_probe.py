@@ -56,7 +56,7 @@ def stands_for(monkeypatch: pytest.MonkeyPatch) -> Any:
             assert work.environment == {"PCIE_ALLREDUCE_PROBE": "new", "PCIE_ALLREDUCE_TUNED": "0"}
             if isinstance(box, BaseException):
                 raise box
-            hear(Message("verdict", (decide(box, Options(True, False, 2)), 1.9)))
+            hear(Message("verdict", (decide(box, Options(fallback=True, pull=False, host=False)), 1.9)))
 
         monkeypatch.setattr(run, "run_pass", ranks)
 

@@ -22,7 +22,7 @@ from pcie_allreduce.transport import CpuTransport
 
 @contextmanager
 def scratch(me: Rank, staged: bool, deadline: float = 20.0, spoil: bool = False) -> Iterator[Experiments]:
-    transport = CpuTransport(me.rank, me.world, _C.PROBE_AREA_PACKS, 5.0, 5.0, staged)
+    transport = CpuTransport(me.rank, me.world, _C.PROBE_AREA_PACKS, 5.0, 5.0, "staged" if staged else "push")
     fill(transport)
     if spoil:
         words = np.memmap("/dev/shm" + transport.handle().decode(), dtype=np.uint32, mode="r+")
@@ -129,14 +129,14 @@ def test_a_rank_that_fails_is_told_to_all() -> None:
 def on_a_mailbox(me: Rank) -> list[str]:
     """Only the ping may touch the mailbox of a channel that is to make calls."""
     told = []
-    transport = CpuTransport(me.rank, me.world, 64, 5.0, 5.0, False)
+    transport = CpuTransport(me.rank, me.world, 64, 5.0, 5.0, "push")
     for kind, packs in ((Kind.PUSH, 1), (Kind.FILL, 0), (Kind.BURSTS, 1)):
         try:
             run(transport, (kind, 1, 0, 0, 0, 0, packs, 1), 1.0)
         except ValueError as error:
             told.append(str(error))
     transport.close(1.0)
-    large = CpuTransport(me.rank, me.world, _C.PROBE_AREA_PACKS, 5.0, 5.0, False)
+    large = CpuTransport(me.rank, me.world, _C.PROBE_AREA_PACKS, 5.0, 5.0, "push")
     for kind, first, packs in ((Kind.PUSH, 0, PAYLOAD_PACKS + 1), (Kind.BURSTS, 8, _C.PROBE_BURST_PACKS)):
         try:
             run(large, (kind, 1, 0, 0, 0, first, packs, 1), 1.0)

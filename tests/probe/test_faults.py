@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +33,16 @@ class Heard(logging.Handler):
             self.lines.append(record.getMessage())
 
 
+@contextmanager
+def no_host_memory() -> Iterator[None]:
+    decide = decision.decide
+    decision.decide = lambda measured, options: decide(replace(measured, host=None), options)
+    try:
+        yield
+    finally:
+        decision.decide = decide
+
+
 def construct(me: Rank, folder: str, with_fallback: bool, host: bool, *bad: Bad) -> tuple[Any, list[str]]:
     """The verdict, or the refusal, and what was logged. Whatever the verdict, the sum must be right. Without `host` it
     looks as if host memory had not been measured."""
@@ -42,11 +54,8 @@ def construct(me: Rank, folder: str, with_fallback: bool, host: bool, *bad: Bad)
     logger.setLevel(logging.INFO)
     logger.addHandler(heard)
     fallback = me.group if with_fallback else None
-    decide = decision.decide
-    if not host:
-        decision.decide = lambda measured, options: decide(replace(measured, host=None), options)
     try:
-        with wires.wires(me, *bad):
+        with wires.wires(me, *bad), nullcontext() if host else no_host_memory():
             try:
                 comm = me.communicator(max_bytes=4096, probe=True, fallback=fallback)
             except pcie_allreduce.SetupError as error:
@@ -60,7 +69,6 @@ def construct(me: Rank, folder: str, with_fallback: bool, host: bool, *bad: Bad)
                 verdict = comm.verdict
                 me.meet()
     finally:
-        decision.decide = decide
         logger.removeHandler(heard)
         logger.setLevel(level)
         examine.DEADLINE, wires.TOGETHER = before
@@ -169,7 +177,11 @@ def for_an_engine(me: Rank) -> str:
         "on_fault": lambda error: None,
     }
     try:
-        with wires.wires(me, Bad(2, 1, "lose")), pytest.raises(pcie_allreduce.SetupError) as caught:
+        with (
+            wires.wires(me, Bad(2, 1, "lose")),
+            no_host_memory(),
+            pytest.raises(pcie_allreduce.SetupError) as caught,
+        ):
             EngineAllReduce(me.group, torch.device("cpu"), **options)
     finally:
         os.environ["PCIE_ALLREDUCE_PROBE"], examine.DEADLINE = "0", before

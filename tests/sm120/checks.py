@@ -61,7 +61,7 @@ def memory_beside_the_path(compiled: Compiled, variant: Variant) -> Iterator[str
 
 def only_global_memory(compiled: Compiled, variant: Variant) -> Iterator[str]:
     """And in a fused kernel the shared memory of its block, or its cluster."""
-    allowed = {"LDS", "STS", "LDGSTS"} if variant.fused else set()
+    allowed = {"LDS", "STS"} if variant.fused else set()
     found = compiled.kernel.names(set(compiled.kernel.find(*(OTHER_MEMORY - allowed))))
     if found:
         yield f"memory is accessed by other means than LDG and STG: {dict(found)}"

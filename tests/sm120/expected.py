@@ -69,12 +69,6 @@ def two_shot(world: int, _: int) -> Steps:
     )
 
 
-def fused_two_shot(world: int, _: int) -> Steps:
-    plain = two_shot(world, 0)
-    # The own part's residual; the weights come by another way. Every pack is normed, and NaN twice where it was once.
-    return replace(plain, reads=plain.reads + 1, writes=plain.writes + world + 1)
-
-
 def island(world: int, element_bytes: int) -> Steps:
     half = world // 2
     spread = 4 // element_bytes  # packs of float32 that one pack becomes
@@ -127,7 +121,6 @@ ALGORITHMS: dict[str, tuple[Callable[[int, int], Steps], tuple[int, ...]]] = {
     "one_shot": (one_shot, (2, 3, 4, 5, 6, 7, 8)),
     "fused_one_shot": (fused_one_shot, (2, 3, 4, 5, 6, 7, 8)),
     "two_shot": (two_shot, (2, 3, 4, 5, 6, 7, 8)),
-    "fused_two_shot": (fused_two_shot, (2, 3, 4, 5, 6, 7, 8)),
     "island": (island, (4, 6, 8)),
     "staged_one_shot": (staged_one_shot, (2, 3, 4, 5, 6, 7, 8)),
     "staged_two_shot": (staged_two_shot, (2, 3, 4, 5, 6, 7, 8)),
@@ -139,10 +132,7 @@ ALGORITHMS: dict[str, tuple[Callable[[int, int], Steps], tuple[int, ...]]] = {
 def variants(algorithm: str) -> Iterator[Variant]:
     for world in ALGORITHMS[algorithm][1]:
         for dtype in ELEMENT_BYTES:
-            if algorithm == "fused_two_shot":
-                yield Variant(algorithm, dtype, world, SHARES[0])
-                continue
-            if algorithm == "fused_one_shot":
+            if algorithm.startswith("fused"):
                 for share in SHARES[:2]:
                     yield Variant(algorithm, dtype, world, share, clustered=False)
                     yield Variant(algorithm, dtype, world, share, clustered=True)
