@@ -72,7 +72,9 @@ def random_values(me: Rank, shapes: list[tuple[int, int]], dtype: torch.dtype, o
         for turn, (rows, hidden) in enumerate(shapes):
             *parts, residual, weight = operands(me, rows, hidden, dtype, seed=turn)
             mine, into, scale = (tensor.to(me.device, copy=True) for tensor in (parts[me.rank], residual, weight))
-            assert comm.supports_fused(mine)
+            if not comm.supports_fused(mine):  # two-shot's size, or too much for ranks that share a GPU
+                assert me.device.startswith("cuda") and me.world > 2
+                continue
             bias = float(turn % 2)
             got = comm.all_reduce_add_rms_norm(mine, into, scale, EPS, weight_bias=bias)
             judge(me, got, tuple(parts), residual, weight, bias)
@@ -343,7 +345,7 @@ def in_graph(me: Rank, rows: int, hidden: int, calls: int, replays: int) -> None
         x = torch.zeros((rows, hidden), dtype=torch.bfloat16, device=me.device)
         residual = torch.zeros_like(x)
         weight = torch.linspace(0.5, 1.5, hidden, device=me.device).to(x.dtype)
-        assert comm.supports_fused(x)
+        assert comm.supports_fused(x) or me.world > 2
 
         def chain() -> None:
             for _ in range(calls):
@@ -383,6 +385,20 @@ def test_in_a_graph(world: int, rows: int, hidden: int) -> None:
 @pytest.mark.gpu
 def test_a_whole_verify_pass_in_a_graph() -> None:
     run_ranks(2, in_graph, 3, 7168, 122, 10, device="cuda")
+
+
+def planned(me: Rank) -> list[tuple[str, int, int, int]]:
+    with me.communicator(max_bytes=1 << 20) as comm:
+        rows = [torch.zeros((rows, 7168), dtype=torch.bfloat16, device=me.device) for rows in (1, 3, 4, 8)]
+        plans = [comm.fused_plan_for(x) for x in rows]
+    return [(plan.algorithm, plan.teams, plan.cluster, plan.threads) for plan in plans if plan is not None]
+
+
+@pytest.mark.gpu
+def test_a_row_is_spread_over_a_cluster_where_there_are_clusters() -> None:
+    if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 9:
+        pytest.skip("this GPU has no clusters")
+    assert run_ranks(2, planned, device="cuda")[0] == [("one_shot", rows, 7, 128) for rows in (1, 3, 4, 8)]
 
 
 def shapes_agree(me: Rank) -> None:
