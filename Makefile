@@ -62,10 +62,16 @@ help:
 bench: build
 	pcie-allreduce bench $(BENCH_ARGS)
 
-# pytest comes last, so that its summary ends the output.
-test: lint types build native fabric test-sglang
+# pytest comes last, so that its summary ends the output. What is marked slow is left to `make pytest`, which runs all.
+# SGLang's environment is mostly downloads, so it is made meanwhile.
+test: $(ENVIRONMENT)
+	mkdir -p build
+	$(MAKE) --no-print-directory sglang-environment >build/sglang.log 2>&1 & environment=$$!
+	$(MAKE) --no-print-directory lint types build native fabric
+	wait $$environment || { cat build/sglang.log; exit 1; }
+	$(MAKE) --no-print-directory test-sglang SGLANG_ARGS='and not slow'
 	pcie-allreduce bench $(SHORT_BENCH_ARGS)
-	$(MAKE) --no-print-directory pytest
+	$(MAKE) --no-print-directory pytest PYTEST_ARGS='-m "not slow" $(PYTEST_ARGS)'
 
 lint: $(ENVIRONMENT)
 	@$(call where_installed,ruff,ruff check .; ruff format --check .)

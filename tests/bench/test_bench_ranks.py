@@ -62,6 +62,7 @@ def test_a_killed_rank_is_the_cause_whatever_its_peers_say() -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_ends_the_run_when_nobody_has_spoken_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "END_LIMIT", 1.0)  # a stopped process does not heed SIGTERM
 

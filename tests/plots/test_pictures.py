@@ -99,6 +99,7 @@ def test_maps_are_of_what_the_probe_could_measure(
     assert (tmp_path / "probe.svg").exists() is bool(titles)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_matplotlib")
 def test_the_commands_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCIE_ALLREDUCE_CACHE", str(tmp_path / "cache"))

@@ -236,6 +236,7 @@ def broken(me: Rank, folder: str) -> tuple[str, str]:
     return first.origin, second.line if me.rank else "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_what_was_kept_is_looked_at_and_measured_anew_where_it_does_not_hold(tmp_path: Any) -> None:
     (origin, lines), (_, line), _ = run_ranks(3, broken, str(tmp_path))
     assert origin == "measured now"

@@ -112,6 +112,7 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_report_of_cpu_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "report"
     assert main(["report", str(folder), "--device", "cpu", "--quick"]) == 0

@@ -12,14 +12,18 @@ else ifneq ($(shell $(PYTHON) -c 'import sys; print(sys.version_info >= (3, 11))
 SGLANG_SKIPPED := SGLang 0.5.23 needs Python 3.11 or newer, and $(PYTHON) is older
 endif
 
-.PHONY: test-sglang
+.PHONY: test-sglang sglang-environment
+SGLANG_ARGS ?=
 
 ifdef SGLANG_SKIPPED
 test-sglang:
 	@echo 'skipped: the tests with SGLang: $(SGLANG_SKIPPED)'
+sglang-environment: ;
 else
+sglang-environment: $(SGLANG_OLD)/ready
+
 test-sglang: $(SGLANG_VENV)/installed $(SGLANG_OLD)/ready
-	SGLANG_059=$(abspath $(SGLANG_OLD)) $(SGLANG_VENV)/bin/pytest tests/sglang -m sglang
+	SGLANG_059=$(abspath $(SGLANG_OLD)) $(SGLANG_VENV)/bin/pytest tests/sglang -m 'sglang $(SGLANG_ARGS)'
 
 $(SGLANG_VENV)/installed: build/installed $(SGLANG_VENV)/ready
 	$(SGLANG_PIP) install --no-deps --force-reinstall build/wheel/*.whl

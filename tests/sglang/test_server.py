@@ -65,6 +65,7 @@ def test_the_flag_serves_the_same_tokens_and_a_rank_that_stops_is_named(
         fails(server, 2 * calls + 17, "rank 1 is missing")  # it is alive: nothing but the missed call tells
 
 
+@pytest.mark.slow
 def test_the_old_sglang_serves_them_by_our_launcher_and_a_rank_that_is_killed_is_named(
     two_layers: str, tokens: list[int], old_sglang: str, tmp_path: Path
 ) -> None:
@@ -84,6 +85,7 @@ def test_requiring_what_cannot_be_had_fails_the_launch_with_the_reason(two_layer
         server.await_log("SetupError: --pcie-allreduce-require: cannot serve group tp:0: .*max_bytes is 1;", 1.0)
 
 
+@pytest.mark.slow
 def test_a_setting_that_means_nothing_fails_the_launch(two_layers: str, tmp_path: Path) -> None:
     flags = ("--enable-pcie-allreduce",)
     with launch.server(STOCK, two_layers, tmp_path / "log", *flags, PCIE_ALLREDUCE_ON_FAULT="ignore") as server:
