@@ -68,6 +68,12 @@ auto dispatch_share(Share share, Visit&& visit) {
     default: return visit.template operator()<Share::kElements>();
   }
 }
+// Where the link is the limit, not the code: a kernel for lanes of one pack would be one more.
+template <class Visit>
+auto dispatch_link(Share share, Visit&& visit) {
+  return share == Share::kElements ? visit.template operator()<Share::kElements>()
+                                   : visit.template operator()<Share::kPacks>();
+}
 
 // A kernel takes CallParams.
 const void* one_shot_kernel(Dtype dtype, Word world, Share share);

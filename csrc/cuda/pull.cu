@@ -25,8 +25,7 @@ __global__ void __launch_bounds__(kMaxThreads + kStewards, 2)
 const void* pull_kernel(Algorithm algorithm, Dtype dtype, Word world, Share share) {
   return dispatch<Elements>(dtype, [&]<class Element>() {
     return dispatch_world<Element>(world, [&]<class, int kWorld>() {
-      // What is read is the limit, not the code: a kernel for lanes of one pack would be one more.
-      return dispatch_share(share == Share::kOnePack ? Share::kPacks : share, [&]<Share kShare>() {
+      return dispatch_link(share, [&]<Share kShare>() {
         return algorithm == Algorithm::kTwoShot
                    ? reinterpret_cast<const void*>(&run_pull_two_shot<Element, kWorld, kShare>)
                    : reinterpret_cast<const void*>(&run_pull_one_shot<Element, kWorld, kShare>);

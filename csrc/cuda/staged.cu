@@ -26,14 +26,11 @@ __global__ void __launch_bounds__(kMaxThreads + kStewards, 1)
 const void* staged_kernel(Algorithm algorithm, Dtype dtype, Word world, Share share) {
   return dispatch<Elements>(dtype, [&]<class Element>() {
     return dispatch_world<Element>(world, [&]<class, int kWorld>() {
-      const auto kernel = [&]<Share kShare>() {
+      return dispatch_link(share, [&]<Share kShare>() {
         return algorithm == Algorithm::kTwoShot
                    ? reinterpret_cast<const void*>(&run_staged_two_shot<Element, kWorld, kShare>)
                    : reinterpret_cast<const void*>(&run_staged_one_shot<Element, kWorld, kShare>);
-      };
-      // The link is the limit, not the code: a kernel for lanes of one pack would be one more.
-      return share == Share::kElements ? kernel.template operator()<Share::kElements>()
-                                       : kernel.template operator()<Share::kPacks>();
+      });
     });
   });
 }
