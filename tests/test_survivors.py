@@ -148,7 +148,10 @@ def judge(outcomes: list[Outcome], trouble: str) -> None:
         assert failure.poisoned, failure
 
 
-@pytest.mark.parametrize("transport", ["auto", "host", "pull"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("transport", ["auto", pytest.param("host", marks=SLOW), pytest.param("pull", marks=SLOW)])
 @pytest.mark.parametrize("trouble", [name for name in TROUBLES if name != "raises after capture"])
 def test_every_survivor_is_told_in_time_and_by_name(trouble: str, transport: str, device: str) -> None:
     before = shared_memory()

@@ -14,6 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "host_facts.py"
 pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="the tests run without the repository around them")
 
 
+@pytest.mark.slow
 def test_cpu_ranks_run_through_it(tmp_path: Path) -> None:
     path = tmp_path / "facts" / "cpu.json"
     command = [sys.executable, "-P", str(SCRIPT), "--device", "cpu", "--ranks", "3", "--json", str(path)]

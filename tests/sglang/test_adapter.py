@@ -179,7 +179,10 @@ def left_alone(me: Rank) -> tuple[list[str], float]:
 
 @pytest.mark.parametrize(
     ("number", "told"),
-    [(signal.SIGSTOP, "rank 1 is missing"), (signal.SIGKILL, "the process of rank 1 has ended")],
+    [
+        pytest.param(signal.SIGSTOP, "rank 1 is missing", marks=pytest.mark.slow),
+        (signal.SIGKILL, "the process of rank 1 has ended"),
+    ],
 )
 def test_a_fault_is_told_once_and_names_the_rank(number: int, told: str) -> None:
     with start_ranks(2, left_alone) as pool:

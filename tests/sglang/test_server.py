@@ -78,6 +78,7 @@ def test_the_old_sglang_serves_them_by_our_launcher_and_a_rank_that_is_killed_is
         fails(server, 57, "the process of rank 1 has ended")
 
 
+@pytest.mark.slow
 def test_requiring_what_cannot_be_had_fails_the_launch_with_the_reason(two_layers: str, tmp_path: Path) -> None:
     variables = {"PCIE_ALLREDUCE_MAX_BYTES": "1", **AT_ONCE}
     with launch.server(SERVE, two_layers, tmp_path / "log", "--pcie-allreduce-require", **variables) as server:
