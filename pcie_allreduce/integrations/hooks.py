@@ -23,7 +23,7 @@ def around(target: str, hook: Hook) -> None:
     """
     registry = _registry()
     if registry is None:
-        _replace(target, hook)
+        replace(target, hook)
     else:
         registry.HookRegistry.register(target, hook, registry.HookType.AROUND)
 
@@ -44,7 +44,8 @@ def _registry() -> Any:
         return None
 
 
-def _replace(target: str, hook: Hook) -> None:
+def replace(target: str, hook: Hook) -> None:
+    """`around` at once, and without a registry: for an engine that has none."""
     path, name = target.rsplit(".", 1)
     owner = pkgutil.resolve_name(path)
     found = vars(owner)[name]

@@ -8,7 +8,6 @@ SGLang's own, as SGLang would have.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import multiprocessing
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from ..errors import PcieAllReduceError, SetupError
+from . import fault_policy, telling
 from .adapter import EngineAllReduce
 from .settings import Settings
 
@@ -110,22 +110,17 @@ def _engines_own(group: Any) -> None:
 
 
 def _announce(group: Any, adapter: EngineAllReduce, allowed: bool) -> None:
-    comm = adapter.communicator
-    logger.info(
-        "pcie-allreduce: on for group %s: %d ranks, transport %s, %.1f MB of memory a rank, tensors up to %d bytes",
-        adapter.name, comm.world_size, comm.transport, comm.memory_bytes / 1e6, comm.max_bytes,
-    )  # fmt: skip
+    telling.on(adapter)
     if deterministic():
-        _say_once("deterministic inference: larger tensors are reduced in pieces, all in rank order")
+        telling.once("deterministic inference: larger tensors are reduced in pieces, all in rank order")
     elif not allowed:
-        _say_once("--disable-custom-all-reduce turns off SGLang's own; --enable-pcie-allreduce is served all the same")
+        telling.once(
+            "--disable-custom-all-reduce turns off SGLang's own; --enable-pcie-allreduce is served all the same"
+        )
     if getattr(group, "pcie_ipc_comm", None) is not None:
-        _say_once("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE is on, too: it gets what is not served here, and takes its memory")
-
-
-@functools.cache
-def _say_once(text: str) -> None:
-    logger.info("pcie-allreduce: %s", text)
+        telling.once(
+            "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE is on, too: it gets what is not served here, and takes its memory"
+        )
 
 
 def _route_cpu_tensors(group: Any) -> None:
@@ -168,23 +163,11 @@ def _count_the_rest(group: Any) -> None:
 
 def on_fault(settings: Settings) -> Callable[[PcieAllReduceError], None]:
     """What a fault leads to, by PCIE_ALLREDUCE_ON_FAULT."""
-    return _end_process if settings.on_fault == "abort" else _only_say
+    return fault_policy.on_fault(settings, _tell_launcher)
 
 
-def _only_say(error: PcieAllReduceError) -> None:
-    logger.error("pcie-allreduce: %s", error)
-
-
-def _end_process(error: PcieAllReduceError) -> None:
-    """Graphs would go on replaying, and serve NaN. SIGQUIT is how SGLang's ranks tell the launcher that one has failed;
-    it then ends all of them."""
-    logger.critical(
-        "pcie-allreduce: %s. This process ends, for a supervisor to start the server anew "
-        "(PCIE_ALLREDUCE_ON_FAULT=raise would keep it).", error,
-    )  # fmt: skip
-    for handler in logging.getLogger().handlers:
-        handler.flush()
+def _tell_launcher() -> None:
+    """SIGQUIT is how SGLang's ranks tell the launcher that one has failed; it then ends all of them."""
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None:
         os.kill(parent.pid, signal.SIGQUIT)
-    os._exit(1)

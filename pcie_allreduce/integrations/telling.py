@@ -1,0 +1,23 @@
+"""What an engine's log says of a group that is served, in the same words for every engine."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+from .adapter import EngineAllReduce
+
+logger = logging.getLogger(__name__)
+
+
+def on(adapter: EngineAllReduce) -> None:
+    comm = adapter.communicator
+    logger.info(
+        "pcie-allreduce: on for group %s: %d ranks, transport %s, %.1f MB of memory a rank, tensors up to %d bytes",
+        adapter.name, comm.world_size, comm.transport, comm.memory_bytes / 1e6, comm.max_bytes,
+    )  # fmt: skip
+
+
+@functools.cache
+def once(text: str) -> None:
+    logger.info("pcie-allreduce: %s", text)
