@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import hooks, settings
+from . import hooks, seams, settings
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,9 @@ def install() -> bool:
         chosen = settings.Settings.from_environment()
     except ValueError as error:
         sys.exit(f"pcie-allreduce: {error}")
-    if chosen.enabled and not _hook_groups():
-        told = f"this SGLang has no {SEAM}"
+    reason = _hook_groups() if chosen.enabled else None
+    if reason is not None:
+        told = seams.sentence("SGLang", reason)
         if chosen.require:
             sys.exit(f"pcie-allreduce: --pcie-allreduce-require: nothing can be served: {told}")
         logger.warning("pcie-allreduce: off, SGLang's own is used: %s", told)
@@ -50,18 +51,30 @@ def install() -> bool:
 
 @functools.cache
 def _add_flags() -> None:
-    hooks.around(f"{ARGUMENTS}.add_cli_args", _add_cli_args)
-    hooks.around(f"{ARGUMENTS}.from_cli_args", _from_cli_args)
+    """SGLang swallows what a plug-in raises, so this must raise nothing: the switch may be on without the flags."""
+    adds, makes = f"{ARGUMENTS}.add_cli_args", f"{ARGUMENTS}.from_cli_args"
+    reason = seams.lacks(adds) or seams.lacks(makes) or _around(adds, _add_cli_args) or _around(makes, _from_cli_args)
+    if reason is not None:
+        told = seams.sentence("SGLang", reason)
+        logger.warning("pcie-allreduce: no flags, %s=1 turns it on: %s", settings.ENABLE, told)
 
 
 @functools.cache
-def _hook_groups() -> bool:
+def _hook_groups() -> str | None:
+    """Why not, or None."""
     from . import sglang_group  # not before the switch is on
 
-    if not hooks.exists(SEAM):
-        return False
-    hooks.around(SEAM, sglang_group.init_model_parallel_group)
-    return True
+    reason = seams.lacks(SEAM, sglang_group.SWITCH) or seams.lacks(sglang_group.ALLOWED)
+    return reason or _around(SEAM, sglang_group.init_model_parallel_group)
+
+
+def _around(target: str, hook: hooks.Hook) -> str | None:
+    """Why not, or None. SGLang swallows what a plug-in raises, and a launch that must fail would go on."""
+    try:
+        hooks.around(target, hook)
+    except Exception as error:
+        return f"takes no hook on {target}: {error!r}"
+    return None
 
 
 def _add_cli_args(original: Callable[..., Any], parser: argparse.ArgumentParser) -> Any:

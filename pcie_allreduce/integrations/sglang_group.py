@@ -21,42 +21,50 @@ from typing import Any
 import torch
 
 from ..errors import PcieAllReduceError, SetupError
-from . import fault_policy, telling
+from . import fault_policy, seams, telling
 from .adapter import EngineAllReduce
 from .settings import Settings
 
 logger = logging.getLogger(__name__)
 
 STATE = "sglang.srt.distributed.parallel_state"
+ALLOWED = f"{STATE}._ENABLE_CUSTOM_ALL_REDUCE"  # what --disable-custom-all-reduce turns off
+SWITCH = "use_custom_allreduce"  # the argument of init_model_parallel_group, and the attribute of a group
 DISPATCH = "sglang.srt.distributed.device_communicators.custom_all_reduce.dispatch_custom_allreduce"
+# What is read from a group or put in its place. A place that SGLang no longer has would be filled, and never asked.
+GROUP = tuple(
+    "world_size rank_in_group unique_name device cpu_group device_group ca_comm use_custom_allreduce pymscclpp_comm "
+    "is_symmetric_memory_enabled all_reduce _all_reduce_in_place _all_reduce_out_place".split()
+)
 
 
 def init_model_parallel_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Goes around SGLang's function of this name."""
     arguments = inspect.signature(original).bind(*args, **kwargs).arguments
-    wanted = arguments.get("use_custom_allreduce")
+    wanted = arguments.get(SWITCH)
     if wanted is False:  # SGLang never gives this group a custom all-reduce
         return original(*args, **kwargs)
-    allowed = pkgutil.resolve_name(STATE)._ENABLE_CUSTOM_ALL_REDUCE if wanted is None else wanted
-    arguments["use_custom_allreduce"] = False
+    allowed = pkgutil.resolve_name(ALLOWED) if wanted is None else wanted
+    arguments[SWITCH] = False
     group = original(**arguments)
-    if group.world_size > 1:
+    if getattr(group, "world_size", 2) > 1:
         _serve(group, Settings.from_environment(), allowed)
     return group
 
 
 def _serve(group: Any, settings: Settings, allowed: bool) -> None:
-    speaks = group.rank_in_group == 0
+    speaks = getattr(group, "rank_in_group", 0) == 0
     try:
-        reason = _gives_way_to(group)
+        reason = _not_known(group) or _gives_way_to(group)
         if reason is not None:
             raise SetupError(reason)
         adapter = _make(group, settings)
     except Exception as error:
+        name = getattr(group, "unique_name", "without a name")
         if settings.require:
-            raise SetupError(f"--pcie-allreduce-require: cannot serve group {group.unique_name}: {error}") from error
+            raise SetupError(f"--pcie-allreduce-require: cannot serve group {name}: {error}") from error
         if speaks:
-            logger.warning("pcie-allreduce: off for group %s, SGLang's own is used: %s", group.unique_name, error)
+            logger.warning("pcie-allreduce: off for group %s, SGLang's own is used: %s", name, error)
         if allowed:
             _engines_own(group)
         return
@@ -68,6 +76,11 @@ def _serve(group: Any, settings: Settings, allowed: bool) -> None:
         _count_the_rest(group)
     if speaks:
         _announce(group, adapter, allowed)
+
+
+def _not_known(group: Any) -> str | None:
+    reason = seams.without(group, GROUP)
+    return None if reason is None else seams.sentence("SGLang", reason)
 
 
 def _gives_way_to(group: Any) -> str | None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from pcie_allreduce.integrations import hooks, sglang
 from pcie_allreduce.integrations.settings import Settings
 
 
@@ -54,27 +53,3 @@ def test_a_value_that_means_nothing_is_named(monkeypatch: pytest.MonkeyPatch, na
     with pytest.raises(ValueError, match=name) as caught:
         Settings.from_environment()
     assert repr(text) in str(caught.value)
-
-
-@pytest.fixture
-def _no_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "exists", lambda target: False)
-    sglang._hook_groups.cache_clear()
-
-
-@pytest.mark.usefixtures("_no_seam")
-def test_an_engine_without_the_seam_is_left_alone_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert not sglang.install()
-    assert caplog.messages == []
-    monkeypatch.setenv("PCIE_ALLREDUCE", "1")
-    assert sglang.install()
-    assert [message for message in caplog.messages if sglang.SEAM in message and "off" in message]
-
-
-@pytest.mark.usefixtures("_no_seam")
-def test_requiring_it_of_an_engine_without_the_seam_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PCIE_ALLREDUCE_REQUIRE", "1")
-    with pytest.raises(SystemExit, match="require: nothing can be served: this SGLang has no " + sglang.SEAM):
-        sglang.install()
