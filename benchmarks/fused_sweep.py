@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from pcie_allreduce.bench import environment
 from pcie_allreduce.bench.backends.base import Backend, Seat
@@ -97,17 +96,15 @@ def sweep(seat: Seat, settings: Settings, jobs: Sequence[Job], tell: Tell) -> No
         times: dict[str, list[list[float]]] = {name: [] for name in held}
         for _ in range(settings.repeats):
             for name, run in held.items():
-                times[name].append(time_repeat(run, GpuClock(), lambda: dist.barrier(group=seat.gloo), counts))
+                times[name].append(time_repeat(run, GpuClock(), seat.barrier, counts))
         ours.check()
         for name, run in held.items():
-            everybody: list[Any] = [None] * seat.world
-            dist.all_gather_object(everybody, times[name], group=seat.gloo)
-            timing = fold(everybody)
+            timing = fold(seat.gather(times[name]))
             tell(Message("row", {"bytes": nbytes, "rows": elements // hidden, "hidden": hidden, "shape": name,
                                  "us_median": round(timing.us_median, 3), "us_min": round(timing.us_min, 3),
                                  "us_max": round(timing.us_max, 3)}))  # fmt: skip
             run.close()
-    dist.barrier(group=seat.gloo)
+    seat.barrier()
     ours.close()
 
 

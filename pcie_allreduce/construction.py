@@ -163,7 +163,8 @@ def build(rendezvous: Rendezvous, members: list[Member], survey: Survey) -> tupl
     except Refused as error:
         if me.device != "cuda" or me.transport != "auto" or me.algorithm == "island":
             raise
-        logger.warning("the GPUs meet in host memory, because %s", error)
+        if rendezvous.rank == 0:
+            logger.warning("the GPUs meet in host memory, because %s", error)
     return make(rendezvous, members, survey.staged()), survey.staged()
 
 

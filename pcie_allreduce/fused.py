@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from . import _C
+from .fused_plan import fusable
 from .transport import DTYPE_CODES
 
 
@@ -105,8 +106,7 @@ def add_rms_norm(reduced: torch.Tensor, call: FusedCall) -> None:
 
     `reduced` may be the memory of `normed`.
     """
-    hidden = call.hidden
-    served = reduced.is_cuda and call.rows > 0 and hidden % 8 == 0 and hidden <= 16384  # nothing has no address
+    served = reduced.is_cuda and call.rows > 0 and fusable(call.hidden)  # no rows have no address
     if served and call.is_aligned() and reduced.data_ptr() % 16 == 0:
         dependent = torch.cuda.get_device_capability(reduced.device)[0] >= 9
         stream = torch.cuda.current_stream(reduced.device).cuda_stream
@@ -115,7 +115,7 @@ def add_rms_norm(reduced: torch.Tensor, call: FusedCall) -> None:
                 reduced.data_ptr(),
                 call.residual_out.data_ptr(),
                 call.rows,
-                hidden,
+                call.hidden,
                 call.norm(),
                 DTYPE_CODES[reduced.dtype],
                 dependent,

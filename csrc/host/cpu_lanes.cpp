@@ -1,10 +1,8 @@
 #include "host/cpu_lanes.h"
 
 #include "host/machine.h"
+#include "host/push.h"
 #include "protocol/exchange.h"
-#include "protocol/island.h"
-#include "protocol/one_shot.h"
-#include "protocol/two_shot.h"
 
 namespace pcie_allreduce::host::PAR_ISA {
 
@@ -17,19 +15,7 @@ namespace {
 void run_all_reduce(const Channel& channel, const Request& request, bool crowded, Watch& watch) {
   const ExactFloats exact;
   Machine machine(channel, request, crowded, watch);
-  dispatch<Elements>(kind_dtype(request.kind), [&]<class Element>() {
-    switch (kind_algorithm(request.kind)) {
-      case Algorithm::kTwoShot:
-        return dispatch_world<Element>(
-            channel.world, [&]<class, int kWorld>() { two_shot<Element, kWorld>(machine, channel, request); });
-      case Algorithm::kIsland:
-        return dispatch_half<Element>(channel.world,
-                                      [&]<class, int kHalf>() { island<Element, kHalf>(machine, channel, request); });
-      default:
-        return dispatch_world<Element>(
-            channel.world, [&]<class, int kWorld>() { one_shot<Element, kWorld>(machine, channel, request); });
-    }
-  });
+  dispatch<Elements>(kind_dtype(request.kind), [&]<class Element>() { push<Element>(machine, channel, request); });
 }
 
 void run_exchange(const Channel& channel, Word* verdict, bool crowded, Watch& watch) {

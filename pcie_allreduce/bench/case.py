@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch.distributed as dist
-
 from pcie_allreduce.bench.backends.base import Backend, Seat
 from pcie_allreduce.bench.backends.catalogue import Job
 from pcie_allreduce.bench.correctness import NOT_JUDGED, Verdict, judge
@@ -63,7 +61,7 @@ class Case:
         verdicts: Iterable[Verdict] = self._all_exact(entries) if judge_first else self._verdicts(entries)
         self._time(entries)
         for entry, verdict in zip(entries, verdicts, strict=True):
-            self._tell(Message("row", self._row(entry, fold(self._gather(entry.repeats)), verdict)))
+            self._tell(Message("row", self._row(entry, fold(self._seat.gather(entry.repeats)), verdict)))
             self._step(entry, "check")
         for entry in entries:
             entry.run.close()
@@ -83,7 +81,7 @@ class Case:
         watch: Stopwatch = GpuClock() if self._settings.gpus else HostClock()
         for repeat in range(self._settings.repeats):
             for entry in entries:
-                entry.repeats.append(time_repeat(entry.run, watch, self._barrier, self._counts))
+                entry.repeats.append(time_repeat(entry.run, watch, self._seat.barrier, self._counts))
                 entry.backend.check()
                 self._step(entry, f"repeat {repeat + 1} of {self._settings.repeats}")
 
@@ -109,7 +107,7 @@ class Case:
     def _judge(self, entry: _Entry, integers: list[Expectation], reals: list[Expectation]) -> Verdict:
         if not entry.backend.reduces:
             return NOT_JUDGED
-        verdict = judge(entry.run, entry.pairs, integers, reals, self._gather)
+        verdict = judge(entry.run, entry.pairs, integers, reals, self._seat.gather)
         entry.backend.check()
         return verdict
 
@@ -135,14 +133,6 @@ class Case:
             rows=self._elements // self._settings.hidden if self._settings.hidden else None,
             hidden=self._settings.hidden,
         )
-
-    def _barrier(self) -> None:
-        dist.barrier(group=self._seat.gloo)
-
-    def _gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self._seat.world
-        dist.all_gather_object(values, value, group=self._seat.gloo)
-        return values
 
     def _step(self, entry: _Entry, what: str) -> None:
         self._tell(Message("step", f"{entry.job.label}, {self._mode}, {self._nbytes:,} bytes, {what}"))

@@ -76,7 +76,7 @@ def measure(seat: Seat, settings: Settings, jobs: Sequence[Job], tell: Tell) -> 
     for mode in settings.modes:
         for nbytes in settings.sizes:
             Case(settings, seat, inputs, mode, nbytes, tell).measure(backends)
-    dist.barrier(group=seat.gloo)
+    seat.barrier()
     for _, backend in backends:  # not after an error: NCCL's way out could wait for ranks that are lost
         backend.close()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
 from pcie_allreduce.bench.backends.base import Backend, Seat
 from pcie_allreduce.bench.backends.catalogue import Job
@@ -27,14 +26,12 @@ def measure(seat: Seat, settings: Settings, jobs: Sequence[Job], tell: Tell) -> 
     _use(backend, settings, seat)
     after = taken(seat.device)
     memory = None if before is None or after is None else after - before
-    found: list[int | None] = [None] * seat.world
-    dist.all_gather_object(found, memory, group=seat.gloo)
-    known = [value for value in found if value is not None]
+    known = [value for value in seat.gather(memory) if value is not None]
     tell(Message("memory", max(known) if known else None))
     inputs = workload(settings)
     for nbytes in settings.sizes:
         Case(settings, seat, inputs, settings.modes[0], nbytes, tell).measure([(job, backend)])
-    dist.barrier(group=seat.gloo)
+    seat.barrier()
     backend.close()
 
 

@@ -88,13 +88,13 @@ def decide(measured: Measurements, options: Options) -> Verdict:
     islands = find_islands(measured)
     verdict = Verdict(measured.transport, _praise(measured.direct), islands=islands, measured=measured)
     wrong = wrongs(measured.direct, measured.device)
-    slow = () if wrong else slows(measured)
-    if not wrong and not slow:
+    late = () if wrong else _too_slow(measured.direct, measured.device)
+    collapse = () if wrong or late else collapses(measured)
+    if not (wrong or late or collapse):
         return replace(verdict, findings=narrows(measured))
-    verdict = replace(verdict, findings=(wrong or slow))
+    verdict = replace(verdict, findings=wrong or late or collapse)
     because = verdict.findings[0]
-    late = _too_slow(measured.direct, measured.device)  # so would be the flags of a pull
-    if slow and not late and options.pull and not _pull_is_wrong(measured.direct):
+    if collapse and options.pull and not _pull_is_wrong(measured.direct):  # of what is late, flags would be, too
         return replace(verdict, transport="pull", reason=f"ranks read what others would have written: {because}")
     host = measured.host
     serves = host is not None and not wrongs(host, measured.device) and not _too_slow(host, measured.device)
@@ -118,11 +118,10 @@ def wrongs(traffic: Traffic, device: str) -> tuple[str, ...]:
     )
 
 
-def slows(measured: Measurements) -> tuple[str, ...]:
-    """What is right and takes long: pairs with a long way, and stores that collapse when all ranks store at once."""
-    late = _too_slow(measured.direct, measured.device)
-    if late or not _collapsed(measured):
-        return late
+def collapses(measured: Measurements) -> tuple[str, ...]:
+    """Stores that collapse when all ranks store at once."""
+    if not _collapsed(measured):
+        return ()
     direct = measured.direct
     alone = median(rate for _, _, rate in cells(direct.push_gbps))
     rank = min(range(measured.world), key=lambda r: direct.push_together_gbps[r] or 0.0)

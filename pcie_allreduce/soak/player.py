@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 import pcie_allreduce
 from pcie_allreduce.bench.backends.base import Seat
@@ -60,7 +59,7 @@ class Player:
         self.counts.rounds += 1
         if round_.trouble == KILLED:
             return False
-        dist.barrier(group=self._seat.gloo)
+        self._seat.barrier()
         comm.close()
         return True
 

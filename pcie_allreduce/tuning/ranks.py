@@ -7,10 +7,8 @@ Launch shapes are each rank's own affair, but all ranks must measure the same ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from pcie_allreduce.bench.backends.base import Seat
 from pcie_allreduce.bench.backends.catalogue import Job
@@ -42,7 +40,7 @@ def measure(seat: Seat, settings: Settings, jobs: Sequence[Job], tell: Tell) -> 
         labels = [Job("candidate", candidate.label) for candidate in listed]
         case = Case(settings, seat, inputs, settings.modes[0], nbytes, tell)
         case.measure(list(zip(labels, backends, strict=False)), judge_first=True)
-    dist.barrier(group=seat.gloo)
+    seat.barrier()
     for each in (*backends, *others):
         each.close()
 
@@ -82,7 +80,5 @@ def _tensor(seat: Seat, settings: Settings, nbytes: int) -> torch.Tensor:
 
 
 def _of_rank_0(seat: Seat, value: list[list[Candidate]]) -> list[list[Candidate]]:
-    values: list[Any] = [None] * seat.world
-    dist.all_gather_object(values, value, group=seat.gloo)
-    first: list[list[Candidate]] = values[0]
+    first: list[list[Candidate]] = seat.gather(value)[0]
     return first

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from pcie_allreduce.bench.backends.base import Backend, Seat
 from pcie_allreduce.bench.backends.catalogue import Job
@@ -46,7 +45,7 @@ def measure(asked: Asked, seat: Seat, settings: Settings, jobs: Sequence[Job], t
     model = make_model(asked.shape, most, seat)
     for rows in asked.rows:
         Case(settings, seat, model, rows, tell).measure([Alone(), *joints(backends)])
-    dist.barrier(group=seat.gloo)
+    seat.barrier()
     for backend in backends:  # not after an error: NCCL's way out could wait for ranks that are lost
         backend.close()
 
@@ -87,7 +86,7 @@ class Case:
         watch: Stopwatch = GpuClock() if self._settings.gpus else HostClock()
         for repeat in range(self._settings.repeats):
             for entry in entries:
-                entry.repeats.append(time_repeat(entry.run, watch, self._barrier, self._counts))
+                entry.repeats.append(time_repeat(entry.run, watch, self._seat.barrier, self._counts))
                 entry.joint.check()
                 self._step(entry.joint, f"repeat {repeat + 1} of {self._settings.repeats}")
         alone = self._timing(entries[0]).us_median
@@ -107,7 +106,7 @@ class Case:
     def _row(self, entry: _Entry, alone_us: float, output: torch.Tensor, reference: torch.Tensor) -> PassRow:
         timing, reduces = self._timing(entry), not isinstance(entry.joint, Alone)
         distance = float((output - reference).norm() / reference.norm())
-        seen = self._gather((digest([output]), distance))
+        seen = self._seat.gather((digest([output]), distance))
         distances = [math.inf if math.isnan(distance) else round(distance, 6) for _, distance in seen]
         shape = self._model.shape
         example = self._model.embedding[: self._rows]
@@ -130,15 +129,7 @@ class Case:
         )
 
     def _timing(self, entry: _Entry) -> Any:
-        return fold(self._gather(entry.repeats))
-
-    def _barrier(self) -> None:
-        dist.barrier(group=self._seat.gloo)
-
-    def _gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self._seat.world
-        dist.all_gather_object(values, value, group=self._seat.gloo)
-        return values
+        return fold(self._seat.gather(entry.repeats))
 
     def _step(self, joint: Joint, what: str) -> None:
         self._tell(Message("step", f"{joint.label}, {self._rows} row(s), {what}"))

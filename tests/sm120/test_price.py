@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from sm120 import checks, kernels
-from sm120.kernels import Compiled, Variant
+from sm120.kernels import SHARES, Compiled, Variant
 
 from pcie_allreduce import _C
 
@@ -41,11 +41,12 @@ def by_hand(disassembler: None, nvcc: Path, tmp_path_factory: pytest.TempPathFac
     return {int(name.group(1)): kernel for name, kernel in found.items() if name}
 
 
-@pytest.fixture(params=[2, 8], ids=lambda world: f"x{world}")
+@pytest.fixture(params=[(world, share) for world in (2, 8) for share in SHARES[:2]], ids="x{0[0]} {0[1]}".format)
 def pair(
     request: pytest.FixtureRequest, installed: dict[Variant, Compiled], by_hand: dict[int, Compiled]
 ) -> tuple[Compiled, Compiled]:
-    return installed[Variant("one_shot", "bfloat16", request.param, "packs")], by_hand[request.param]
+    world, share = request.param
+    return installed[Variant("one_shot", "bfloat16", world, share)], by_hand[world]
 
 
 def kernels_of(pair: tuple[Compiled, Compiled]) -> tuple[Kernel, Kernel]:

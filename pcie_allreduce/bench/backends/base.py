@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,15 @@ class Seat:
     world: int
     device: torch.device
     gloo: dist.ProcessGroup
+
+    def barrier(self) -> None:
+        dist.barrier(group=self.gloo)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Of all ranks, in their order."""
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self.gloo)
+        return values
 
 
 class Backend(Protocol):
