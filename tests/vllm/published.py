@@ -7,17 +7,24 @@ file. They are kept under build/ and never in the repository.
 from __future__ import annotations
 
 import ast
+import contextlib
+import email
 import functools
 import io
 import json
 import os
-import urllib.error
+import platform
 import urllib.request
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
 import pytest
+from packaging.specifiers import SpecifierSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CACHE = Path(__file__).resolve().parents[2] / "build" / "vllm"
 INDEX = "https://pypi.org/simple/vllm/"
@@ -43,6 +50,11 @@ class Published:
     @functools.cached_property
     def _wheel(self) -> zipfile.ZipFile:
         return zipfile.ZipFile(io.BufferedReader(_Remote(_wheels()[self.version]), AHEAD))
+
+    def runs_here(self) -> bool:
+        """Whether it is made for this Python: its sources use what an older one has not."""
+        metadata = email.message_from_string(self.file(f"vllm-{self.version}.dist-info/METADATA").read_text())
+        return SpecifierSet(metadata["Requires-Python"]).contains(platform.python_version())
 
     def file(self, name: str) -> Path:
         path = self.folder / name
@@ -71,14 +83,27 @@ def _wheels() -> dict[str, str]:
 
 
 def _get(url: str, **headers: str) -> bytes:
+    with _answer(urllib.request.Request(url, headers=headers)) as answer:
+        if "Range" in headers and answer.status != 206:
+            raise Unreachable(f"{url} is not served in parts")
+        data: bytes = answer.read()
+        return data
+
+
+@contextlib.contextmanager
+def _answer(request: urllib.request.Request) -> Iterator[Any]:
+    """The first failure holds for the whole run: without a network, each test would wait for it anew."""
+    if _failures:
+        raise Unreachable(_failures[0])
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PATIENCE) as answer:
-            if "Range" in headers and answer.status != 206:
-                raise Unreachable(f"{url} is not served in parts")
-            data: bytes = answer.read()
-            return data
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-        raise Unreachable(f"{url}: {error}") from None
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            yield answer
+    except OSError as error:  # urllib's errors and timeouts are
+        _failures.append(f"{request.full_url}: {error}")
+        raise Unreachable(_failures[0]) from None
+
+
+_failures: list[str] = []
 
 
 class _Remote(io.RawIOBase):
@@ -87,12 +112,8 @@ class _Remote(io.RawIOBase):
     def __init__(self, url: str) -> None:
         self._url = url
         self._place = 0
-        try:
-            request = urllib.request.Request(url, method="HEAD")
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-                self._size = int(answer.headers["Content-Length"])
-        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-            raise Unreachable(f"{url}: {error}") from None
+        with _answer(urllib.request.Request(url, method="HEAD")) as answer:
+            self._size = int(answer.headers["Content-Length"])
 
     def readable(self) -> bool:
         return True
