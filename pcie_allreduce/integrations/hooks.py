@@ -13,6 +13,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
+REGISTRY = "sglang.srt.plugins.hook_registry"
 Hook = Callable[..., Any]
 
 
@@ -39,7 +40,7 @@ def exists(target: str) -> bool:
 
 def _registry() -> Any:
     try:
-        return importlib.import_module("sglang.srt.plugins.hook_registry")
+        return importlib.import_module(REGISTRY)
     except ModuleNotFoundError:
         return None
 

@@ -42,11 +42,14 @@ def install() -> bool:
         sys.exit(f"pcie-allreduce: {error}")
     reason = _hook_groups() if chosen.enabled else None
     if reason is not None:
-        told = seams.sentence("SGLang", reason)
-        if chosen.require:
-            sys.exit(f"pcie-allreduce: --pcie-allreduce-require: nothing can be served: {told}")
-        logger.warning("pcie-allreduce: off, SGLang's own is used: %s", told)
+        _refuse(chosen, seams.sentence("SGLang", reason))
     return chosen.enabled
+
+
+def _refuse(chosen: settings.Settings, told: str) -> None:
+    if chosen.require:
+        sys.exit(f"pcie-allreduce: --pcie-allreduce-require: nothing can be served: {told}")
+    logger.warning("pcie-allreduce: off, SGLang's own is used: %s", told)
 
 
 @functools.cache
@@ -98,5 +101,8 @@ def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Names
         os.environ[settings.REQUIRE] = "1"
     if getattr(args, "enable_pcie_allreduce", False):
         os.environ[settings.ENABLE] = "1"
-    install()  # this process makes no group; but what cannot be served is said before ranks start
+    on = install()  # this process makes no group; but what cannot be served is said before ranks start
+    if on and getattr(args, "use_ray", False):
+        told = "--use-ray makes ranks of Ray's actors, in which SGLang loads no plug-ins"
+        _refuse(settings.Settings.from_environment(), told)
     return original(cls, args)

@@ -154,7 +154,8 @@ def _route_cpu_tensors(group: Any) -> None:
 
 
 def _count_the_rest(group: Any) -> None:
-    """Every all-reduce of a GPU group ends in one of two methods; those that did not come to us went to the engine."""
+    """Every all-reduce of a GPU group ends in one of two methods; those that did not come to us went to the engine.
+    Where one of the two calls the other, that has counted."""
     reference: Callable[[], Any] = weakref.ref(group)
 
     def counted(name: str) -> Callable[..., Any]:
@@ -163,9 +164,9 @@ def _count_the_rest(group: Any) -> None:
             adapter = owner.ca_comm
             if not isinstance(adapter, EngineAllReduce):
                 return getattr(type(owner), name)(owner, *args, **kwargs)
-            before = adapter.served
+            before = adapter.served + adapter.declined
             result = getattr(type(owner), name)(owner, *args, **kwargs)
-            adapter.declined += adapter.served == before
+            adapter.declined += adapter.served + adapter.declined == before
             return result
 
         return call

@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 # Not by the folder's name, as pytest's pythonpath would have it: here that is the engine's.
 sys.path.append(str(Path(__file__).parent))
+import launch
 import tiny_models
 
 NEW = "0.5.23"
-OLD_FOLDER = "SGLANG_059"  # names the folder into which 0.5.9 was unpacked; it shares all else with 0.5.23
+OLD = "0.5.9"  # unpacked into a folder; it shares all else with NEW
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,12 +35,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
+@pytest.fixture(scope="session", params=list(dict.fromkeys([NEW, OLD, *launch.folders()])))
+def installed(request: pytest.FixtureRequest) -> launch.Installed:
+    """The version that is installed, the old one, and what else was unpacked."""
+    if request.param == NEW:
+        spec = find_spec("sglang")
+        assert spec is not None and spec.submodule_search_locations
+        return launch.Installed(NEW, Path(spec.submodule_search_locations[0]).parent, {})
+    if request.param not in launch.folders():
+        pytest.skip(f"SGLang {request.param} is not here; make test-sglang unpacks it and names it in SGLANG_FOLDERS")
+    folder = launch.folders()[request.param]
+    return launch.Installed(request.param, Path(folder), launch.old_environment(folder))
+
+
 @pytest.fixture(scope="session")
 def old_sglang() -> str:
-    folder = os.environ.get(OLD_FOLDER, "")
-    if not folder:
-        pytest.skip(f"SGLang 0.5.9 is not here; make test-sglang unpacks it and names its folder in {OLD_FOLDER}")
-    return folder
+    if OLD not in launch.folders():
+        pytest.skip(f"SGLang {OLD} is not here; make test-sglang unpacks it and names its folder in SGLANG_FOLDERS")
+    return launch.folders()[OLD]
 
 
 @pytest.fixture(scope="session")

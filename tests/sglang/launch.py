@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -14,6 +15,8 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +37,37 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def old_environment(folder: str) -> dict[str, str]:
-    """More of it for SGLang 0.5.9, from its folder."""
-    return {"SGLANG_059": folder, "PYTHONPATH": os.pathsep.join([folder, str(HERE / "stubs")])}
+    """More of it for another version of SGLang, from its folder."""
+    return {"SGLANG_FOLDER": folder, "PYTHONPATH": os.pathsep.join([folder, str(HERE / "stubs")])}
+
+
+def folders() -> dict[str, str]:
+    """Of the versions that were unpacked into folders of their own, by version; SGLANG_FOLDERS lists them."""
+    listed = [folder for folder in os.environ.get("SGLANG_FOLDERS", "").split(os.pathsep) if folder]
+    return {found.version: folder for folder in listed for found in distributions(name="sglang", path=[folder])}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A version of SGLang: the folder that has it, and what its processes need in their environment."""
+
+    version: str
+    folder: Path
+    variables: dict[str, str]
+
+
+def results(script: str, variables: dict[str, str], *arguments: str) -> list[dict[str, Any]]:
+    """What one of the scripts here prints: a document for each rank."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / script), *arguments],
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    told = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert told, f"exit status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return list(json.loads(told[0].removeprefix("RESULT ")))
 
 
 class Server:
@@ -123,6 +155,8 @@ def _request(tokens: list[int], new: int) -> dict[str, Any]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for port in random.sample(range(20000, 50000), 100):  # some versions take one that is 10000 higher, too
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port was found")

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
+import inspect
 import json
 import logging
 import os
@@ -18,14 +20,15 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-NEW = not version("sglang").startswith("0.5.9")
+PLUGINS = find_spec("sglang.srt.plugins") is not None  # from 0.5.11 on
+PCIE_IPC = find_spec("sglang.srt.distributed.device_communicators.pcie_ipc_ar") is not None  # from 0.5.21 on
 SMALL, LARGE = (6, 1024), (256, 1024)  # 12 and 512 KiB of bfloat16; the limit of the test lies between
 SEAM = "init_model_parallel_group"
 
@@ -50,7 +53,7 @@ def filled(rank: int, shape: tuple[int, ...], kind: type = torch.Tensor) -> Any:
 
 def knock(model: str) -> dict[str, Any]:
     """The door without the switch, then the flags; says what was different before and after."""
-    if NEW:
+    if PLUGINS:
         from sglang.srt.plugins import load_plugins
 
         load_plugins()
@@ -68,7 +71,7 @@ def knock(model: str) -> dict[str, Any]:
     without = "PCIE_ALLREDUCE" in os.environ
     ServerArgs.from_cli_args(parser.parse_args([*plain, "--enable-pcie-allreduce", "--pcie-allreduce-require"]))
     told = {name: os.environ.pop(name) for name in ("PCIE_ALLREDUCE", "PCIE_ALLREDUCE_REQUIRE")}
-    if NEW:
+    if PLUGINS:
         from sglang.srt.plugins.hook_registry import HookRegistry
 
         HookRegistry.apply_hooks()  # a rank does so first thing, with the switch in its environment
@@ -81,11 +84,11 @@ def knock(model: str) -> dict[str, Any]:
     return {"untouched": untouched, "without": without, "told": told, "touched": touched, "idempotent": idempotent}
 
 
-def start(rank: int, port: int) -> None:
+def start(rank: int, port: int, world: int = 2) -> None:
     import sglang.srt.distributed.parallel_state as state
 
     where = f"tcp://127.0.0.1:{port}"
-    state.init_distributed_environment(2, rank, distributed_init_method=where, local_rank=rank, backend="gloo")
+    state.init_distributed_environment(world, rank, distributed_init_method=where, local_rank=rank, backend="gloo")
     register_operators(state)
 
 
@@ -102,21 +105,34 @@ def register_operators(state: Any) -> None:
     sglang_lib.impl("inplace_all_reduce", in_place, "CPU")
 
 
-def groups(**options: Any) -> Any:
+SIZES = {  # as 0.5.23 calls them, and before it
+    "tp_size": "tensor_model_parallel_size",
+    "moe_ep_size": "expert_model_parallel_size",
+    "pp_size": "pipeline_model_parallel_size",
+    "attn_dp_size": "attention_data_parallel_size",
+    "attn_cp_size": "attention_context_model_parallel_size",
+    "moe_dp_size": "moe_data_model_parallel_size",
+    "attn_dcp_size": "decode_context_parallel_size",
+}
+
+
+def groups(*, tp_size: int = 2, duplicate_tp_group: bool = False, **more: int) -> Any:
     """SGLang's groups made anew, as at its start; returns the tensor parallel one."""
     import sglang.srt.distributed.parallel_state as state
 
     state.destroy_model_parallel()
-    if NEW:
-        from sglang.srt.runtime_context import get_parallel
-
-        sizes = dict.fromkeys("moe_ep_size pp_size attn_dp_size attn_cp_size moe_dp_size attn_dcp_size".split(), 1)
-        get_parallel().override_permanently(tp_size=2, shared_experts_tp_size=None, world_group=state._WORLD, **sizes)
-    else:
-        options["tensor_model_parallel_size"] = 2
+    sizes = {**dict.fromkeys(SIZES, 1), "tp_size": tp_size, **more}
+    known = inspect.signature(state.initialize_model_parallel).parameters
+    options: dict[str, Any] = {"backend": "gloo", "duplicate_tp_group": duplicate_tp_group}
+    if "tensor_model_parallel_size" in known:
+        options |= {SIZES[name]: size for name, size in sizes.items() if SIZES[name] in known}
         for name in ("_ATTN_TP", "_ATTN_CP", "_MOE_DP", "_PDMUX_PREFILL_TP_GROUP"):
             setattr(state, name, None)  # which 0.5.9 forgets to do
-    state.initialize_model_parallel(backend="gloo", **options)
+    else:
+        from sglang.srt.runtime_context import get_parallel
+
+        get_parallel().override_permanently(shared_experts_tp_size=None, world_group=state._WORLD, **sizes)
+    state.initialize_model_parallel(**options)
     return state._TP
 
 
@@ -156,6 +172,7 @@ def cuda_routing(rank: int) -> dict[str, Any]:
     from pcie_allreduce.integrations import sglang_group
 
     group = groups()
+    group.pynccl_comm = None  # there is no NCCL here; torch.distributed takes its place
     del group.all_reduce  # what stands in front for CPU tensors
     sglang_group._count_the_rest(group)  # what a GPU's group gets in its place
     return outcome(rank, group, LikeCuda)
@@ -175,11 +192,14 @@ def with_variables(case: Callable[[int], Any], **variables: str) -> Callable[[in
     return run
 
 
-def with_attribute(case: Callable[[int], Any], path: str, name: str, value: Any) -> Callable[[int], Any]:
-    """With one of SGLang's module attributes replaced."""
+def with_attribute(
+    case: Callable[[int], Any], path: str, names: str | tuple[str, ...], value: Any
+) -> Callable[[int], Any]:
+    """With one of SGLang's module attributes replaced: the one of these names that this version has."""
 
     def run(rank: int) -> Any:
-        module = __import__(f"sglang.srt.distributed.{path}", fromlist=[name])
+        module = importlib.import_module(f"sglang.srt.distributed.{path}")
+        name = next(name for name in ((names,) if isinstance(names, str) else names) if hasattr(module, name))
         kept = getattr(module, name)
         setattr(module, name, value)
         try:
@@ -235,11 +255,26 @@ def in_turn_on_two_groups(rank: int) -> dict[str, Any]:
     return {"names": [g.ca_comm.name for g in pair], "served": [g.ca_comm.served for g in pair]}
 
 
+class Tracing:
+    """torch, as SGLang's module sees it where torch.compile traces: later versions then defer the question whether a
+    tensor is served to an operator, which asks it when it runs."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "is_compiling":
+            return lambda: True
+        found = getattr(self._module, name)
+        return Tracing(found) if name == "compiler" else found
+
+
 UNABLE = {"PCIE_ALLREDUCE_MAX_BYTES": "1"}  # refused by the communicator, on every rank
 OFF = ("parallel_state", "_ENABLE_CUSTOM_ALL_REDUCE", False)  # what --disable-custom-all-reduce leads to
 CASES: dict[str, Callable[[int], Any]] = {
     "cpu_tensors": cpu_tensors,
     "cuda_routing": cuda_routing,
+    "while_compiling": with_attribute(cuda_routing, "parallel_state", "torch", Tracing(torch)),
     "two_groups": in_turn_on_two_groups,
     "disabled": with_attribute(reduce, *OFF),
     "deterministic": with_variables(reduce, SGLANG_ENABLE_DETERMINISTIC_INFERENCE="1"),
@@ -247,7 +282,7 @@ CASES: dict[str, Callable[[int], Any]] = {
         reduce, "device_communicators.pynccl_allocator", "is_symmetric_memory_enabled", lambda: True
     ),
     "mscclpp": with_attribute(
-        with_attribute(reduce, "parallel_state", "_ENABLE_MSCCLPP" if NEW else "_ENABLE_MSCCLPP_ALL_REDUCE", True),
+        with_attribute(reduce, "parallel_state", ("_ENABLE_MSCCLPP", "_ENABLE_MSCCLPP_ALL_REDUCE"), True),
         "device_communicators.pymscclpp",
         "PyMscclppCommunicator",
         OtherCommunicator,
@@ -256,7 +291,7 @@ CASES: dict[str, Callable[[int], Any]] = {
     "unable_and_disabled": with_attribute(with_variables(reduce, **UNABLE), *OFF),
     "unable_but_required": with_variables(reduce, PCIE_ALLREDUCE_REQUIRE="1", **UNABLE),
 }
-if NEW:
+if PCIE_IPC:
     CASES["pcie_ipc"] = with_attribute(
         with_variables(beside_pcie_ipc, SGLANG_ENABLE_PCIE_IPC_ALLREDUCE="1"),
         "device_communicators.pcie_ipc_ar",

@@ -23,7 +23,7 @@ else
 sglang-environment: $(SGLANG_OLD)/ready
 
 test-sglang: $(SGLANG_VENV)/installed $(SGLANG_OLD)/ready
-	SGLANG_059=$(abspath $(SGLANG_OLD)) $(SGLANG_VENV)/bin/pytest tests/sglang -m 'sglang $(SGLANG_ARGS)'
+	SGLANG_FOLDERS=$(abspath $(SGLANG_OLD)) $(SGLANG_VENV)/bin/pytest tests/sglang -m 'sglang $(SGLANG_ARGS)'
 
 $(SGLANG_VENV)/installed: build/installed $(SGLANG_VENV)/ready
 	$(SGLANG_PIP) install --no-deps --force-reinstall build/wheel/*.whl

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import launch
@@ -19,22 +15,10 @@ SERVED_SMALL = {"ours": True, "right": True, "kept": True, "served": 1, "decline
 LEFT_ALONE = {"ours": False, "right": True, "served": None, "declined": None}
 
 
-@pytest.fixture(scope="session", params=["0.5.23", "0.5.9"])
-def results(request: pytest.FixtureRequest, two_layers: str) -> Results:
-    variables = {}
-    if request.param == "0.5.9":
-        variables = launch.old_environment(request.getfixturevalue("old_sglang"))
-    script = Path(__file__).with_name("routing_ranks.py")
-    done = subprocess.run(
-        [sys.executable, str(script), two_layers],
-        env=launch.environment(PCIE_ALLREDUCE_MAX_BYTES=str(LIMIT), **variables),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    told = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert told, f"exit status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
-    return json.loads(told[0].removeprefix("RESULT "))
+@pytest.fixture(scope="session")
+def results(installed: launch.Installed, two_layers: str) -> Results:
+    limit = {"PCIE_ALLREDUCE_MAX_BYTES": str(LIMIT)}
+    return launch.results("routing_ranks.py", {**installed.variables, **limit}, two_layers)
 
 
 def case(results: Results, name: str, **expected: Any) -> list[str]:
@@ -71,6 +55,10 @@ def test_cpu_tensors_are_served_up_to_the_limit(results: Results) -> None:
 
 def test_the_way_of_gpu_tensors_ends_here_up_to_the_limit(results: Results) -> None:
     case(results, "cuda_routing", **SERVED_SMALL)
+
+
+def test_what_is_compiled_is_served_by_the_same_question(results: Results) -> None:
+    case(results, "while_compiling", **SERVED_SMALL)
 
 
 def test_each_group_has_its_own(results: Results) -> None:

@@ -77,6 +77,23 @@ def test_the_old_sglang_serves_them_by_our_launcher_and_a_rank_that_is_killed_is
         fails(server, 57, "the process of rank 1 has ended")
 
 
+# What runs with captured parts of a graph by default does so on a CPU, too, where there are none.
+GRAPHS = dict.fromkeys(("0.5.11", "0.5.13"), ("--disable-piecewise-cuda-graph",))
+OTHERS = sorted({*launch.folders()} - {"0.5.9"})
+
+
+@pytest.mark.parametrize("version", OTHERS)
+def test_other_versions_serve_the_same_tokens_by_the_flag(
+    version: str, two_layers: str, tokens: list[int], tmp_path: Path
+) -> None:
+    """Those that a run for the table of versions has unpacked; none by default."""
+    variables = {**LIMITS, **launch.old_environment(launch.folders()[version])}
+    flags = ("--enable-pcie-allreduce", *GRAPHS.get(version, ()))
+    with launch.server(STOCK, two_layers, tmp_path / "log", *flags, **variables) as server:
+        assert server.generate(PROMPT, NEW_TOKENS) == tokens
+        served_all(server, PER_FORWARD * NEW_TOKENS, PER_FORWARD * (NEW_TOKENS + 1))
+
+
 @pytest.mark.slow
 def test_requiring_what_cannot_be_had_fails_the_launch_with_the_reason(two_layers: str, tmp_path: Path) -> None:
     variables = {"PCIE_ALLREDUCE_MAX_BYTES": "1", **AT_ONCE}

@@ -2,16 +2,20 @@
 
 SGLang imports it at top level for image models that no test runs. transformers, on the other hand, looks whether it is
 there and would use it; so it is found by `import` alone, and a look (`importlib.util.find_spec`) finds the truth.
-0.5.9 imports sgl_kernel, CUDA kernels, in the same way.
+Versions before the one that is installed import sgl_kernel, CUDA kernels, in the same way.
 """
 
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
 import os
 import sys
 import types
 
-NAMES = ("torchvision", "sgl_kernel") if "SGLANG_059" in os.environ else ("torchvision",)
+NAMES = ("torchvision", "sgl_kernel") if "SGLANG_FOLDER" in os.environ else ("torchvision",)
+# Earlier versions of transformers refuse what SGLang asks of them where a look finds nothing; for those, and beside
+# them, there is a note (dist-info) that says that torchvision is installed.
+SEEN = any(importlib.metadata.distributions(name="torchvision"))
 
 
 class Nothing(type):
@@ -47,9 +51,10 @@ class EmptyModule(types.ModuleType):
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] not in NAMES or self._is_a_look():
+        if name.split(".")[0] not in NAMES or (self._is_a_look() and not SEEN):
             return None
-        self._let_transformers_look()
+        if not SEEN:
+            self._let_transformers_look()
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     @staticmethod
