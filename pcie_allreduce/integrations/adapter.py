@@ -21,6 +21,7 @@ from ..communicator import Communicator
 from ..errors import ClosedError, PcieAllReduceError, SetupError
 from ..transport import DTYPE_CODES
 from ..watcher import Watcher
+from .fusing import Fusing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,6 +65,8 @@ class EngineAllReduce:
         self.name = name
         self.served = 0  # calls from Python; the replay of a graph is none
         self.declined = 0  # counted by who routes the rest: should_custom_ar must stay pure
+        self.fuses = False  # set by who has the engine's layers ask should_fuse
+        self.fused = 0  # of the calls that served counts
         self._every_size = every_size
         self._on_fault = on_fault
         self._faulted = self._closed = False
@@ -82,6 +85,7 @@ class EngineAllReduce:
         if self._comm.transport == "fallback":  # nothing of ours is served: the engine does that better by itself
             self._comm.close()
             raise SetupError(self._comm.verdict.reason)
+        self.fusing = Fusing(self._comm, name, settings.fused, every_size)
         self._watcher = Watcher(self._look, None, INTERVAL, abort=False)
         atexit.register(_close, weakref.ref(self))
 
@@ -107,6 +111,24 @@ class EngineAllReduce:
             if self._every_size and inp.nbytes > self._comm.max_bytes:
                 return self._in_pieces(inp)
             return self._comm.all_reduce(inp)
+        except PcieAllReduceError as error:
+            self._fault(error)
+            raise
+
+    def should_fuse(self, inp: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Whether fused_allreduce_rmsnorm serves these; as pure as should_custom_ar, for the same reasons."""
+        return self.fuses and not self.disabled and self.fusing.serves(inp, residual, weight)
+
+    def fused_allreduce_rmsnorm(
+        self, inp: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, weight_bias: float = 0.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(normed, residual + the sum over the group), as new tensors, of what should_fuse has said yes to."""
+        if torch.compiler.is_compiling():  # one operator; numbers that change would be compiled anew for each value
+            return self._comm.all_reduce_add_rms_norm(inp, residual, weight, eps, weight_bias=weight_bias)
+        self.served += 1
+        self.fused += 1
+        try:
+            return self._comm.all_reduce_add_rms_norm(inp, residual, weight, eps, weight_bias=weight_bias)
         except PcieAllReduceError as error:
             self._fault(error)
             raise

@@ -20,6 +20,7 @@ TIMEOUT = "PCIE_ALLREDUCE_TIMEOUT"
 WARMUP_TIMEOUT = "PCIE_ALLREDUCE_WARMUP_TIMEOUT"
 MAX_BYTES = "PCIE_ALLREDUCE_MAX_BYTES"
 LOG_SECONDS = "PCIE_ALLREDUCE_LOG_SECONDS"
+FUSED = "PCIE_ALLREDUCE_FUSED"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Settings:
         warmup_timeout: the same during the warm-up.
         max_bytes: the largest tensor served, in bytes; None: the communicator's default.
         log_seconds: the shortest time between two lines that tell the number of all-reduces served.
+        fused: whether an all-reduce is fused with the residual and RMSNorm behind it; None: on GPUs.
     """
 
     enabled: bool = False
@@ -43,6 +45,7 @@ class Settings:
     warmup_timeout: float = 600.0
     max_bytes: int | None = None
     log_seconds: float = 60.0
+    fused: bool | None = None
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -56,6 +59,7 @@ class Settings:
             warmup_timeout=_value(WARMUP_TIMEOUT, float, 600.0),
             max_bytes=_value(MAX_BYTES, int, None),
             log_seconds=_value(LOG_SECONDS, float, 60.0),
+            fused=_value(FUSED, _switch, None),
         )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ..errors import PcieAllReduceError, SetupError
-from . import fault_policy, seams, telling
+from . import fault_policy, seams, sglang_fused, telling
 from .adapter import EngineAllReduce
 from .settings import Settings
 
@@ -74,8 +74,10 @@ def _serve(group: Any, settings: Settings, allowed: bool) -> None:
         _route_cpu_tensors(group)
     else:
         _count_the_rest(group)
+    not_fused = sglang_fused.attach(adapter)
     if speaks:
         _announce(group, adapter, allowed)
+        telling.fused(adapter, not_fused)
 
 
 def _not_known(group: Any) -> str | None:

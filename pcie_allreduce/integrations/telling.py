@@ -18,6 +18,15 @@ def on(adapter: EngineAllReduce) -> None:
     )  # fmt: skip
 
 
+def fused(adapter: EngineAllReduce, refusal: str | None) -> None:
+    told = "where the engine's layers ask for it" if refusal is None else refusal
+    are = "are" if refusal is None else "are not"
+    logger.info(
+        "pcie-allreduce: all-reduces of group %s %s fused with the residual and RMSNorm behind them: %s",
+        adapter.name, are, told,
+    )  # fmt: skip
+
+
 @functools.cache
 def once(text: str) -> None:
     logger.info("pcie-allreduce: %s", text)

@@ -13,6 +13,7 @@ import pytest
 # Not by the folder's name, as pytest's pythonpath would have it: here that is the engine's.
 sys.path.append(str(Path(__file__).parent))
 import launch
+import routing
 import tiny_models
 
 NEW = "0.5.23"
@@ -68,3 +69,9 @@ def twelve_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny_models.write_draft(tmp_path_factory.mktemp("models") / "draft")
+
+
+@pytest.fixture(scope="session")
+def results(installed: launch.Installed, two_layers: str) -> routing.Results:
+    limit = {"PCIE_ALLREDUCE_MAX_BYTES": str(routing.LIMIT)}
+    return launch.results("routing_ranks.py", {**installed.variables, **limit}, two_layers)

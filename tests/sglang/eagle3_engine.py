@@ -5,7 +5,7 @@ latter here. What stands at top level runs in the spawned ranks, too.
 
     python eagle3_engine.py TARGET DRAFT RECORD PROMPT
 
-RECORD is a file for the shapes that rank 0 reduces, in order; PROMPT a list of token ids.
+RECORD is a file for what rank 0 calls with which shape, in order; PROMPT a list of token ids.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import sglang.kernels.ops.speculative.spec_tree as spec_tree
 import torch
@@ -27,15 +29,19 @@ spec_tree.sgl_build_tree_kernel_efficient = spec_tree.sgl_build_tree_kernel_trit
 def record_calls(path: Path) -> None:
     from pcie_allreduce.integrations.adapter import EngineAllReduce
 
-    serve = EngineAllReduce.custom_all_reduce
+    def recorded(name: str) -> Callable[..., Any]:
+        serve = getattr(EngineAllReduce, name)
 
-    def recorded(self: EngineAllReduce, inp: torch.Tensor) -> torch.Tensor:
-        if self.communicator.rank == 0:
-            with path.open("a") as file:
-                file.write(f"{json.dumps([*inp.shape])}\n")
-        return serve(self, inp)
+        def call(self: EngineAllReduce, inp: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self.communicator.rank == 0:
+                with path.open("a") as file:
+                    file.write(f"{json.dumps([name, *inp.shape])}\n")
+            return serve(self, inp, *args, **kwargs)
 
-    EngineAllReduce.custom_all_reduce = recorded
+        return call
+
+    for name in ("custom_all_reduce", "fused_allreduce_rmsnorm"):
+        setattr(EngineAllReduce, name, recorded(name))
 
 
 record_calls(Path(sys.argv[3]))

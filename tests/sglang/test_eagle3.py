@@ -18,6 +18,8 @@ import pytest
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
 LAYERS, STEPS, DRAFT_TOKENS, PROMPT = 12, 3, 4, [5, 7, 9, 11, 13]
+TARGET, DRAFT = 2 * LAYERS + 1, 3  # calls of a forward: one for the embedding, two a layer
+PLAIN, FUSED = "custom_all_reduce", "fused_allreduce_rmsnorm"
 
 
 def run_engine(target: str, draft: str, calls: Path, **variables: str) -> tuple[dict[str, Any], str]:
@@ -49,6 +51,12 @@ def without(twelve_layers: str, draft: str, folder: Path) -> dict[str, Any]:
     return result
 
 
+def calls(folder: Path, name: str) -> list[tuple[str, int]]:
+    """What rank 0 has called, in order: a method of the adapter, and the number of rows."""
+    lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    return [(method, rows) for method, rows, hidden in lines]
+
+
 @pytest.fixture(scope="module")
 def served(twelve_layers: str, draft: str, folder: Path) -> tuple[dict[str, Any], str]:
     return run_engine(twelve_layers, draft, folder / "calls", PCIE_ALLREDUCE="1", PCIE_ALLREDUCE_LOG_SECONDS="0.3")
@@ -67,9 +75,32 @@ def test_every_all_reduce_is_served_in_the_order_of_the_algorithm(
     served: tuple[dict[str, Any], str], folder: Path
 ) -> None:
     result, log = served
-    rows = [json.loads(line)[0] for line in (folder / "calls").read_text().splitlines()]
-    target, draft = 2 * LAYERS + 1, 3  # one for the embedding, two a layer
-    prefill = [len(PROMPT)] * (target + draft)
-    iteration = [1] * (draft * (STEPS - 1)) + [DRAFT_TOKENS] * (target + draft)
-    assert rows == prefill + iteration * result["verify_ct"]
-    assert f"group tp:0 served {len(rows)} all-reduces (0 went to the engine)" in log
+    prefill = [(PLAIN, len(PROMPT))] * (TARGET + DRAFT)
+    iteration = [(PLAIN, 1)] * (DRAFT * (STEPS - 1)) + [(PLAIN, DRAFT_TOKENS)] * (TARGET + DRAFT)
+    made = calls(folder, "calls")
+    assert made == prefill + iteration * result["verify_ct"]
+    assert f"group tp:0 served {len(made)} all-reduces (0 went to the engine)" in log
+
+
+def test_fused_calls_give_the_same_tokens_and_are_most_of_a_forward(
+    without: dict[str, Any], twelve_layers: str, draft: str, folder: Path
+) -> None:
+    """A residual is rounded once instead of twice, and the tokens are the same. Not fused are the embedding, the last
+    layer, and the three layers whose output the draft model gets: SGLang sums those before it copies them."""
+    on = {"PCIE_ALLREDUCE": "1", "PCIE_ALLREDUCE_FUSED": "1", "PCIE_ALLREDUCE_LOG_SECONDS": "0.3"}
+    result, log = run_engine(twelve_layers, draft, folder / "fused", **on)
+    assert result == without
+    captured = {2, LAYERS // 2, LAYERS - 3}
+    forward = [PLAIN]
+    for layer in range(LAYERS):
+        forward += [FUSED, PLAIN if layer + 1 in {*captured, LAYERS} else FUSED]
+    assert forward.count(FUSED) == 20
+
+    def target(rows: int) -> list[tuple[str, int]]:
+        return [(method, rows) for method in forward]
+
+    prefill = target(len(PROMPT)) + [(PLAIN, len(PROMPT))] * DRAFT
+    iteration = [(PLAIN, 1)] * (DRAFT * (STEPS - 1)) + target(DRAFT_TOKENS) + [(PLAIN, DRAFT_TOKENS)] * DRAFT
+    made = calls(folder, "fused")
+    assert made == prefill + iteration * result["verify_ct"]
+    assert f"group tp:0 served {len(made)} all-reduces (0 went to the engine)" in log

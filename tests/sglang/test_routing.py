@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import launch
 import pytest
+from routing import LIMIT, Results, case, has
 
 pytestmark = pytest.mark.sglang
 
-LIMIT = 256 * 1024  # between the two sizes of routing_ranks.py
-Results = list[dict[str, Any]]  # one a rank, by case
 SERVED_SMALL = {"ours": True, "right": True, "kept": True, "served": 1, "declined": 1}
 LEFT_ALONE = {"ours": False, "right": True, "served": None, "declined": None}
-
-
-@pytest.fixture(scope="session")
-def results(installed: launch.Installed, two_layers: str) -> Results:
-    limit = {"PCIE_ALLREDUCE_MAX_BYTES": str(LIMIT)}
-    return launch.results("routing_ranks.py", {**installed.variables, **limit}, two_layers)
-
-
-def case(results: Results, name: str, **expected: Any) -> list[str]:
-    """What both ranks must have seen of a case; returns what rank 0 logged."""
-    for rank, result in enumerate(results):
-        seen = {key: result[name].get(key) for key in expected}
-        assert seen == expected, f"rank {rank}: {result[name]}"
-    return list(results[0][name]["log"])
-
-
-def has(lines: list[str], *parts: str) -> bool:
-    return sum(all(part in line for part in parts) for line in lines) == 1
 
 
 def test_nothing_is_touched_without_the_switch(results: Results) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import launch
 import pytest
+import tiny_models
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
@@ -92,6 +93,22 @@ def test_other_versions_serve_the_same_tokens_by_the_flag(
     with launch.server(STOCK, two_layers, tmp_path / "log", *flags, **variables) as server:
         assert server.generate(PROMPT, NEW_TOKENS) == tokens
         served_all(server, PER_FORWARD * NEW_TOKENS, PER_FORWARD * (NEW_TOKENS + 1))
+
+
+@pytest.mark.slow
+def test_the_old_sglang_serves_the_same_tokens_with_fused_calls(old_sglang: str, tmp_path: Path) -> None:
+    """Of a model whose layers have the place for them in that version, which Llama's do not have there."""
+    model = tiny_models.write_target(tmp_path / "qwen3", LAYERS, gain=1.7, qwen3=True)
+    made = {}
+    for fused in ("0", "1"):
+        variables = {**LIMITS, **launch.old_environment(old_sglang), "PCIE_ALLREDUCE_FUSED": fused}
+        with launch.server(OURS, model, tmp_path / f"log{fused}", "--enable-pcie-allreduce", **variables) as server:
+            made[fused] = server.generate(PROMPT, NEW_TOKENS)
+            served_all(server, PER_FORWARD * NEW_TOKENS, PER_FORWARD * (NEW_TOKENS + 1))
+            told = "pcie-allreduce: group tp:0 fuses up to 8192 rows of 128 bfloat16"
+            assert (told in server.log) == (fused == "1")  # it is told when a layer asks
+    assert made["1"] == made["0"]
+    assert len(set(made["0"])) > NEW_TOKENS // 2
 
 
 @pytest.mark.slow

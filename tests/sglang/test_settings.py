@@ -7,7 +7,7 @@ from pcie_allreduce.integrations.settings import Settings
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("", "_REQUIRE", "_ON_FAULT", "_TIMEOUT", "_WARMUP_TIMEOUT", "_MAX_BYTES", "_LOG_SECONDS"):
+    for name in ("", "_REQUIRE", "_ON_FAULT", "_TIMEOUT", "_WARMUP_TIMEOUT", "_MAX_BYTES", "_LOG_SECONDS", "_FUSED"):
         monkeypatch.delenv(f"PCIE_ALLREDUCE{name}", raising=False)
 
 
@@ -21,6 +21,12 @@ def test_off_by_default() -> None:
 def test_the_switch(monkeypatch: pytest.MonkeyPatch, text: str, on: bool) -> None:
     monkeypatch.setenv("PCIE_ALLREDUCE", text)
     assert Settings.from_environment().enabled is on
+
+
+@pytest.mark.parametrize(("text", "fused"), [("1", True), ("0", False), ("", None)])
+def test_fusing_is_on_off_or_left_to_the_device(monkeypatch: pytest.MonkeyPatch, text: str, fused: bool | None) -> None:
+    monkeypatch.setenv("PCIE_ALLREDUCE_FUSED", text)
+    assert Settings.from_environment().fused is fused
 
 
 def test_requiring_is_enabling(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ draft knows the permutation and not the layers, so that some of its tokens are a
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -17,15 +18,19 @@ import torch
 HIDDEN, INNER, HEADS, VOCABULARY = 128, 256, 2, 512
 
 
-def write_target(folder: Path, layers: int, gain: float) -> str:
-    """A Llama of `layers` layers; returns the folder as a string."""
+def write_target(folder: Path, layers: int, gain: float, qwen3: bool = False) -> str:
+    """A Llama, or a Qwen 3, of `layers` layers; returns the folder as a string."""
     random = torch.Generator().manual_seed(1)
     embedding = torch.randn(VOCABULARY, HIDDEN, generator=random)
     weights = {"model.embed_tokens.weight": embedding, "model.norm.weight": torch.ones(HIDDEN)}
     for layer in range(layers):
         weights.update(_layer(f"model.layers.{layer}", random, gain))
     weights["lm_head.weight"] = _next_token_head(embedding)
-    return _write(folder, "LlamaForCausalLM", layers, weights)
+    if not qwen3:
+        return _write(folder, "LlamaForCausalLM", layers, weights)
+    for layer, name in itertools.product(range(layers), "qk"):
+        weights[f"model.layers.{layer}.self_attn.{name}_norm.weight"] = torch.ones(HIDDEN // HEADS)
+    return _write(folder, "Qwen3ForCausalLM", layers, weights, model_type="qwen3", head_dim=HIDDEN // HEADS)
 
 
 def write_draft(folder: Path) -> str:
