@@ -199,6 +199,7 @@ CASES: dict[str, Callable[[int], Any]] = {
     "fused_default": nothing_is_touched_by_default,
     "fused_off": with_variables(one, PCIE_ALLREDUCE_FUSED="0"),
     "fused": lazily(),
+    "fused_gemma": lazily(norm=lambda: norm_of("GemmaRMSNorm")),
     "fused_mixed": with_variables(mixed, **FUSED),
     "fused_large": lazily(rows=MANY_ROWS),
     "fused_wide_weight": with_variables(wide_weight, **FUSED),
@@ -212,7 +213,6 @@ CASES: dict[str, Callable[[int], Any]] = {
 }
 if NEW:
     CASES["fused_left_over"] = lazily(layer=before_attention)
-    CASES["fused_gemma"] = lazily(norm=lambda: norm_of("GemmaRMSNorm"))
     CASES["fused_dp_attention"] = with_variables(with_dp_attention, **FUSED)
 else:
     CASES["fused_deferred"] = with_variables(left_for_the_next_layer, **FUSED)
