@@ -5,6 +5,8 @@ A residual rounded once came from a fused call; one rounded twice from an all-re
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import routing
 from routing import Results, has
