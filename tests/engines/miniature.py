@@ -22,6 +22,7 @@ OUTPUT = "sglang/srt/layers/layer_boundary/output.py"
 DP = "sglang/srt/layers/dp_attention.py"
 COMMUNICATOR = "sglang/srt/layers/communicator.py"
 LAYERNORM = "sglang/srt/layers/layernorm.py"
+BATCH = "sglang/srt/model_executor/forward_batch_info.py"
 
 MAKING = """
 _ENABLE_CUSTOM_ALL_REDUCE = True
@@ -46,6 +47,12 @@ def initialize_model_parallel():
 def graph_capture():
     with get_tp_group().graph_capture() as context:
         yield context
+"""
+NORM = """
+class RMSNorm:
+    def __init__(
+        self, size, var_hidden_size, cast_x_before_out_mul, fp32_residual, has_weight, override_orig_dtype
+    ): ...
 """
 GROUP = """
 class GroupCoordinator:
@@ -106,6 +113,11 @@ OLD_WAY = """
             return outplace_all_reduce(input_, "ca")
 """
 BOTH = {
+    BATCH: """
+class ForwardBatch:
+    @property
+    def can_run_tbo(self): ...
+""",
     ENGINE: """
 class Engine:
     def __init__(self, **kwargs):
@@ -174,6 +186,9 @@ def serve(args, argv):
 """,
     RAY: "class SchedulerActor: ...",
     BOUNDARY: """
+from sglang.srt.layers.layer_boundary.output import UnreducedOutput
+from sglang.srt.runtime_context import get_exec, get_parallel
+
 def fused_ffn_input(plan, hidden_states, residual, forward_batch):
     return None
 
@@ -188,25 +203,31 @@ class UnreducedOutput:
     complete_sum: Callable
 """,
     DP: "def is_dp_attention_enabled(): ...",
+    LAYERNORM: NORM,
 }
 OLD = {
     **BOTH,
     STATE: MAKING + GROUP.replace("ARGUMENTS", "") + OLD_WAY,
     CUSTOM: "def dispatch_custom_allreduce(): ...",
     COMMUNICATOR: """
+from sglang.srt.distributed import get_tp_group
+
 def apply_flashinfer_allreduce_fusion(batch_size): ...
 
 def get_attn_tp_context(): ...
 
 class CommunicateWithAllReduceAndLayerNormFn:
     @staticmethod
-    def _gather_hidden_states_and_residual(): ...
+    def _gather_hidden_states_and_residual(*, residual_input_mode): ...
+
+class ScatterMode(Enum):
+    TP_ATTN_FULL = auto()
 
 class LayerCommunicator:
     def prepare_mlp(self, hidden_states, residual, forward_batch, cache=None): ...
 """,
-    LAYERNORM: """
-class RMSNorm:
+    LAYERNORM: NORM
+    + """
     def forward_with_allreduce_fusion(self, x, residual=None, post_residual_addition=None): ...
 """,
 }

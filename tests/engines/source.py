@@ -35,7 +35,7 @@ class Tree:
                 yield path, module
 
     def find(self, dotted: str) -> ast.stmt | None:
-        """What a dotted path names: a function, a class, or the statement that assigns a name."""
+        """What a dotted path names: a function, a class, or the statement that assigns or imports a name."""
         parts = dotted.split(".")
         for count in range(len(parts) - 1, 0, -1):
             folder = "/".join(parts[:count])
@@ -63,6 +63,8 @@ def _names(statement: ast.stmt) -> list[str]:
         return [target.id for target in statement.targets if isinstance(target, ast.Name)]
     if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
         return [statement.target.id]
+    if isinstance(statement, ast.ImportFrom):
+        return [alias.asname or alias.name for alias in statement.names]
     return []
 
 

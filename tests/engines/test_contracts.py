@@ -11,11 +11,13 @@ from engines import miniature, sglang_doors, sglang_groups
 from engines.contract import BROKEN, FITS, REFUSED, Finding
 from engines.miniature import (
     ARGUMENTS,
+    BATCH,
     BOUNDARY,
     COMMUNICATOR,
     CUSTOM,
     ENGINE,
     LAUNCH,
+    LAYERNORM,
     NEW,
     OLD,
     OUTPUT,
@@ -154,7 +156,12 @@ CHANGES = [  # contract, whose file, what of it becomes what (None: the file goe
         "no longer returns None",
     ),
     ("layers", NEW, OUTPUT, "    complete_sum: Callable\n", "", "no complete_sum"),
+    ("layers", NEW, BOUNDARY, "get_exec, ", "", "no sglang.srt.layers.layer_boundary.fusions.allreduce.get_exec"),
+    ("layers", NEW, LAYERNORM, "has_weight, ", "", "takes no has_weight"),
+    ("layers", NEW, BATCH, "can_run_tbo", "runs_two_batches", "can_run_tbo"),
     ("layers", OLD, COMMUNICATOR, ", cache=None", "", "prepare_mlp takes"),
+    ("layers", OLD, COMMUNICATOR, "residual_input_mode", "mode", "of a residual_input_mode"),
+    ("layers", OLD, COMMUNICATOR, "TP_ATTN_FULL", "FULL", "no sglang.srt.layers.communicator.ScatterMode.TP_ATTN_FULL"),
 ]
 
 
