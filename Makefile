@@ -57,7 +57,7 @@ include tests/sglang/sglang.mk
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
-	echo 'Targets: bench test lint format types build native pytest test-sglang fabric clean'
+	echo 'Targets: bench test lint format types build native pytest test-sglang engines fabric clean'
 
 bench: build
 	pcie-allreduce bench $(BENCH_ARGS)

@@ -21,8 +21,8 @@ BOUNDARY = "sglang/srt/layers/layer_boundary/fusions/allreduce.py"
 OUTPUT = "sglang/srt/layers/layer_boundary/output.py"
 DP = "sglang/srt/layers/dp_attention.py"
 COMMUNICATOR = "sglang/srt/layers/communicator.py"
-LAYERNORM = "sglang/srt/layers/layernorm.py"
 BATCH = "sglang/srt/model_executor/forward_batch_info.py"
+LAYERNORM = "sglang/srt/layers/layernorm.py"
 
 MAKING = """
 _ENABLE_CUSTOM_ALL_REDUCE = True
@@ -47,12 +47,6 @@ def initialize_model_parallel():
 def graph_capture():
     with get_tp_group().graph_capture() as context:
         yield context
-"""
-NORM = """
-class RMSNorm:
-    def __init__(
-        self, size, var_hidden_size, cast_x_before_out_mul, fp32_residual, has_weight, override_orig_dtype
-    ): ...
 """
 GROUP = """
 class GroupCoordinator:
@@ -83,14 +77,14 @@ NEW_WAY = """
             return input_
         if input_.is_cpu:
             return input_
-        wanted = self.ca_comm is not None and not self.ca_comm.disabled and self.ca_comm.should_custom_ar(input_)
+        wanted = self.ca_comm is not None and self.ca_comm.should_custom_ar(input_)
         if self.is_symmetric_memory_enabled() and not wanted:
             with self.pynccl_comm.change_state(enable=True):
                 return input_
         return self._resolve_outplace_all_reduce_method(input_)
 
     def _resolve_outplace_all_reduce_method(self, input_):
-        if self.ca_comm.should_custom_ar(input_):
+        if not self.ca_comm.disabled and self.ca_comm.should_custom_ar(input_):
             return "ca"
         if self.pcie_ipc_comm.should_pcie_ipc_ar(input_):
             return "pcie_ipc"
@@ -112,12 +106,18 @@ OLD_WAY = """
         if self.ca_comm is not None and not self.ca_comm.disabled and self.ca_comm.should_custom_ar(input_):
             return outplace_all_reduce(input_, "ca")
 """
-BOTH = {
-    BATCH: """
+DP_ATTENTION = "def is_dp_attention_enabled(): ..."
+BATCHES = """
 class ForwardBatch:
-    @property
-    def can_run_tbo(self): ...
-""",
+    can_run_tbo: bool = False
+"""
+NORM = """
+class RMSNorm:
+    def __init__(self, var_hidden_size, has_weight, cast_x_before_out_mul, fp32_residual, override_orig_dtype): ...
+
+    def forward_with_allreduce_fusion(self, x, residual=None, post_residual_addition=NoneMORE): ...
+"""
+BOTH = {
     ENGINE: """
 class Engine:
     def __init__(self, **kwargs):
@@ -187,7 +187,10 @@ def serve(args, argv):
     RAY: "class SchedulerActor: ...",
     BOUNDARY: """
 from sglang.srt.layers.layer_boundary.output import UnreducedOutput
-from sglang.srt.runtime_context import get_exec, get_parallel
+
+def get_parallel(): ...
+
+def get_exec(): ...
 
 def fused_ffn_input(plan, hidden_states, residual, forward_batch):
     return None
@@ -202,34 +205,33 @@ class UnreducedOutput:
     reduce_to_dp_local: Callable
     complete_sum: Callable
 """,
-    DP: "def is_dp_attention_enabled(): ...",
-    LAYERNORM: NORM,
+    BATCH: BATCHES,
+    LAYERNORM: NORM.replace("MORE", ", use_attn_tp_group=True"),
+    DP: DP_ATTENTION,
 }
 OLD = {
     **BOTH,
     STATE: MAKING + GROUP.replace("ARGUMENTS", "") + OLD_WAY,
     CUSTOM: "def dispatch_custom_allreduce(): ...",
     COMMUNICATOR: """
-from sglang.srt.distributed import get_tp_group
-
 def apply_flashinfer_allreduce_fusion(batch_size): ...
 
 def get_attn_tp_context(): ...
 
+def get_tp_group(): ...
+
+class ScatterMode:
+    TP_ATTN_FULL = 1
+
 class CommunicateWithAllReduceAndLayerNormFn:
     @staticmethod
-    def _gather_hidden_states_and_residual(*, residual_input_mode): ...
-
-class ScatterMode(Enum):
-    TP_ATTN_FULL = auto()
+    def _gather_hidden_states_and_residual(hidden_states, *, residual_input_mode): ...
 
 class LayerCommunicator:
     def prepare_mlp(self, hidden_states, residual, forward_batch, cache=None): ...
 """,
-    LAYERNORM: NORM
-    + """
-    def forward_with_allreduce_fusion(self, x, residual=None, post_residual_addition=None): ...
-""",
+    BATCH: BATCHES,
+    LAYERNORM: NORM.replace("MORE", ""),
 }
 
 

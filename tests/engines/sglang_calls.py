@@ -34,34 +34,37 @@ BEFORE = {
 
 def order(tree: Tree) -> Finding:
     """Nothing that is not known reduces a tensor before `should_custom_ar` is asked, and a yes leads to us."""
-    reduces = tree.function(f"{GROUP}.all_reduce")
+    reduces, asks = (tree.function(f"{GROUP}.{name}") for name in METHODS)
     runs = tree.function(f"{GROUP}._all_reduce_out_place")
     if reduces is None or runs is None:
         return broken("GroupCoordinator has no all_reduce or no _all_reduce_out_place")
     if not any("ca_comm.custom_all_reduce(input_)" in ast.unparse(call) for call in calls(runs, "custom_all_reduce")):
         return broken("_all_reduce_out_place does not call ca_comm.custom_all_reduce(input_)")
-    asked = calls(reduces, ASKS)
+    handed_on = calls(reduces, METHODS[1])
+    asked = calls(reduces if asks is None or not handed_on else asks, ASKS)
     if not asked:
         return broken(f"all_reduce does not ask {ASKS}")
-    if "not self.ca_comm.disabled" not in ast.unparse(reduces):
+    way = [(reduces, asked[0])] if asks is None or not handed_on else [(reduces, handed_on[-1]), (asks, asked[0])]
+    if "not self.ca_comm.disabled" not in ast.unparse(way[-1][0]):
         return broken("all_reduce does not look whether ca_comm is disabled")
-    first = [test for test in _answers_before(reduces, asked[0].lineno) if not any(known in test for known in BEFORE)]
-    if first:
-        return broken(f"`if {first[0]}` reduces before {ASKS} is asked")
+    for function, call in way:
+        first = [test for test in _answers_before(function, call) if not any(known in test for known in BEFORE)]
+        if first:
+            return broken(f"`if {first[0]}` reduces before {ASKS} is asked")
     sequence = _sequence(tree)
     if "pcie_ipc" in sequence and sequence.index("pcie_ipc") < sequence.index("custom"):
         return broken("SGLang's own for PCIe is asked before a custom all-reduce")
     return fits(", then ".join(sequence))
 
 
-def _answers_before(function: Function, line: int) -> list[str]:
-    """The conditions under which a function has returned before a line."""
+def _answers_before(function: Function, call: ast.Call) -> list[str]:
+    """The conditions under which a function has returned before a call."""
     return [
         ast.unparse(node.test)
         for node in ast.walk(function)
         if isinstance(node, ast.If)
-        and node.lineno < line
-        and any(isinstance(child, ast.Return) and child.lineno < line for child in ast.walk(node))
+        and node.lineno < call.lineno
+        and any(isinstance(child, ast.Return) and child.lineno < call.lineno for child in ast.walk(node))
     ]
 
 
@@ -136,6 +139,15 @@ ASKING_METHODS = ("self._has_aiter_custom_all_gather()", "self._has_aiter_custom
 
 
 SEAMS = (
-    Seam("order of `all_reduce`", (), order, (f"{CASES}the_way_of_gpu_tensors_ends_here_up_to_the_limit",)),
+    Seam(
+        "order of `all_reduce`",
+        (),
+        order,
+        (
+            f"{CASES}the_way_of_gpu_tensors_ends_here_up_to_the_limit",
+            f"{CASES}what_is_compiled_is_served_by_the_same_question",
+            f"{CASES}pcie_ipc_gets_what_is_not_served_here",
+        ),
+    ),
     Seam("what is read off `ca_comm`", (), duck, (f"{CASES}the_way_of_gpu_tensors_ends_here_up_to_the_limit",)),
 )

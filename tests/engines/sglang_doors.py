@@ -144,7 +144,10 @@ SEAMS = (
         "plug-ins are loaded in launcher and ranks, in time",
         (),
         loaded_in_time,
-        (f"{SERVER}::test_the_flag_serves_the_same_tokens_and_a_rank_that_stops_is_named",),
+        (
+            f"{SERVER}::test_the_flag_serves_the_same_tokens_and_a_rank_that_stops_is_named",
+            f"{SERVER}::test_other_versions_serve_the_same_tokens_by_the_flag",
+        ),
     ),
     Seam("registry of hooks", (hooks.REGISTRY,), registry, (DOOR,)),
     Seam(

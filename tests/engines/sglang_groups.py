@@ -124,7 +124,11 @@ SEAMS = (
         "`init_model_parallel_group`",
         (STATE, sglang.SEAM),
         makers,
-        (f"{CASES}cpu_tensors_are_served_up_to_the_limit", f"{CASES}each_group_has_its_own"),
+        (
+            f"{CASES}cpu_tensors_are_served_up_to_the_limit",
+            f"{CASES}each_group_has_its_own",
+            "test_groups.py::test_groups_are_served_as_sglang_would",
+        ),
     ),
     Seam(
         "`--disable-custom-all-reduce`",
@@ -136,8 +140,7 @@ SEAMS = (
     Seam(
         "`dispatch_custom_allreduce`, to put SGLang's own back",
         (sglang_group.DISPATCH,),
-        dispatch,
-        (f"{CASES}what_cannot_be_set_up_is_left_to_the_engine_with_the_reason_once",),
+        dispatch,  # on CPUs there is none of SGLang's own to put back
     ),
-    Seam("`graph_capture`", (), captured, (f"{CASES}cpu_tensors_are_served_up_to_the_limit",)),
+    Seam("`graph_capture` enters our `capture()`", (), captured, (f"{CASES}cpu_tensors_are_served_up_to_the_limit",)),
 )

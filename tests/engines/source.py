@@ -35,14 +35,27 @@ class Tree:
                 yield path, module
 
     def find(self, dotted: str) -> ast.stmt | None:
-        """What a dotted path names: a function, a class, or the statement that assigns or imports a name."""
+        """What a dotted path names: a function, a class, or the statement that assigns a name. What a module has from
+        another is looked up there."""
         parts = dotted.split(".")
         for count in range(len(parts) - 1, 0, -1):
             folder = "/".join(parts[:count])
             module = self.module(f"{folder}.py") or self.module(f"{folder}/__init__.py")
             if module is not None:
-                return _within(module, parts[count:])
+                found = _within(module, parts[count:])
+                whence = [] if found is not None else _imported(module, parts[count])
+                elsewhere = (self.find(".".join([name, *parts[count:]])) for name in whence)
+                return next((each for each in (found, *elsewhere) if each is not None), None)
         return None
+
+    def lacks(self, dotted: str, *arguments: str) -> str | None:
+        """As pcie_allreduce.integrations.seams.lacks, of the sources."""
+        found = self.find(dotted)
+        if found is None:
+            return f"has no {dotted}"
+        known = _takes(found)
+        gone = [name for name in arguments if name not in known]
+        return f"has a {dotted} that takes no {', '.join(gone)}" if gone else None
 
     def function(self, dotted: str) -> Function | None:
         found = self.find(dotted)
@@ -63,9 +76,27 @@ def _names(statement: ast.stmt) -> list[str]:
         return [target.id for target in statement.targets if isinstance(target, ast.Name)]
     if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
         return [statement.target.id]
-    if isinstance(statement, ast.ImportFrom):
-        return [alias.asname or alias.name for alias in statement.names]
     return []
+
+
+def _imported(module: ast.Module, name: str) -> list[str]:
+    """The modules from which the name may be imported, by absolute imports, by its name or with all others."""
+    imports = (node for node in module.body if isinstance(node, ast.ImportFrom) and not node.level and node.module)
+    return [str(node.module) for node in imports if {name, "*"} & {alias.name for alias in node.names}]
+
+
+def _takes(found: ast.stmt) -> list[str]:
+    """By name, what a function takes, or a class where one is made of it: as its `__init__` says, or its fields."""
+    if isinstance(found, Function):
+        return parameters(found)
+    if not isinstance(found, ast.ClassDef):
+        return []
+    made = _within(found, ["__init__"])
+    if isinstance(made, Function):
+        return parameters(made)
+    return [
+        node.target.id for node in found.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
 
 
 def parameters(function: Function) -> list[str]:

@@ -139,6 +139,30 @@ CHANGES = [  # contract, whose file, what of it becomes what (None: the file goe
         "        if self.fast.takes(input_):\n            return 1\n        wanted =",
         "self.fast",
     ),
+    (
+        "order",
+        NEW,
+        STATE,
+        "if not self.ca_comm",
+        'if self.new.takes():\n            return "new"\n        if not self.ca_comm',
+        "self.new",
+    ),
+    (
+        "order",
+        NEW,
+        STATE,
+        "        wanted = self.ca_comm is not None and self.ca_comm.should_custom_ar(input_)\n",
+        "        wanted = True\n",
+        None,
+    ),
+    (
+        "order",
+        NEW,
+        STATE,
+        "        if not self.ca_comm.disabled and self",
+        "        if self",
+        "whether ca_comm is disabled",
+    ),
     ("order", OLD, STATE, "ca_comm.custom_all_reduce(input_)", "ca_comm.reduce(input_)", "does not call"),
     ("order", OLD, STATE, "not self.ca_comm.disabled and ", "", "whether ca_comm is disabled"),
     ("order", OLD, STATE, "should_custom_ar", "takes", "does not ask should_custom_ar"),
@@ -146,7 +170,6 @@ CHANGES = [  # contract, whose file, what of it becomes what (None: the file goe
     ("duck", NEW, STATE, "        if is_hip():\n    ", "", "ca_comm.of_amd"),
     ("duck", NEW, STATE, "isinstance(ca_comm, CustomAllReduceV2) and ", "", "ca_comm.has_multicast"),
     ("duck", NEW, STATE, 'hasattr(ca_comm, "fused_by_another")', "fusing", "ca_comm.fused_by_another"),
-    ("layers", NEW, BOUNDARY, "owed, residual", "owed, kept", "takes no residual"),
     (
         "layers",
         NEW,
@@ -155,13 +178,6 @@ CHANGES = [  # contract, whose file, what of it becomes what (None: the file goe
         "keep_bf16):\n    raise ValueError",
         "no longer returns None",
     ),
-    ("layers", NEW, OUTPUT, "    complete_sum: Callable\n", "", "no complete_sum"),
-    ("layers", NEW, BOUNDARY, "get_exec, ", "", "no sglang.srt.layers.layer_boundary.fusions.allreduce.get_exec"),
-    ("layers", NEW, LAYERNORM, "has_weight, ", "", "takes no has_weight"),
-    ("layers", NEW, BATCH, "can_run_tbo", "runs_two_batches", "can_run_tbo"),
-    ("layers", OLD, COMMUNICATOR, ", cache=None", "", "prepare_mlp takes"),
-    ("layers", OLD, COMMUNICATOR, "residual_input_mode", "mode", "of a residual_input_mode"),
-    ("layers", OLD, COMMUNICATOR, "TP_ATTN_FULL", "FULL", "no sglang.srt.layers.communicator.ScatterMode.TP_ATTN_FULL"),
 ]
 
 
@@ -184,6 +200,37 @@ def test_what_has_changed_is_found(
     found = findings(miniature.write(tmp_path, files))[contract]
     assert found.state == (FITS if told is None else BROKEN), found
     assert told is None or told in found.detail
+
+
+@pytest.mark.parametrize(
+    ("version", "path", "old", "new", "told"),
+    [
+        (NEW, BOUNDARY, "owed, residual", "owed, kept", "takes no residual"),
+        (NEW, OUTPUT, "    complete_sum: Callable\n", "", "takes no complete_sum"),
+        (NEW, LAYERNORM, ", fp32_residual", "", "takes no fp32_residual"),
+        (NEW, BATCH, "can_run_tbo", "runs_two_batches", "has no sglang.srt.model_executor"),
+        (
+            NEW,
+            BOUNDARY,
+            "def get_exec",
+            "def get_other",
+            "has no sglang.srt.layers.layer_boundary.fusions.allreduce.get_exec",
+        ),
+        (OLD, COMMUNICATOR, ", cache=None", "", "prepare_mlp that takes no cache"),
+        (OLD, COMMUNICATOR, "residual_input_mode", "mode", "takes no residual_input_mode"),
+        (OLD, COMMUNICATOR, "TP_ATTN_FULL", "FULL", "has no sglang.srt.layers.communicator.ScatterMode.TP_ATTN_FULL"),
+        (OLD, LAYERNORM, "_addition=None", "_addition=None, use_attn_tp_group=True", "a later LayerCommunicator"),
+    ],
+)
+def test_layers_without_a_place_for_a_fused_call_have_none(
+    version: dict[str, str], path: str, old: str, new: str, told: str, tmp_path: Path
+) -> None:
+    """As it is when they are to be hooked: the all-reduce is served all the same."""
+    assert old in version[path]
+    files = {**version, path: version[path].replace(old, new)}
+    found = findings(miniature.write(tmp_path, files))["layers"]
+    assert found.state == REFUSED, found
+    assert told in found.detail
 
 
 def test_every_path_that_is_named_has_a_contract() -> None:

@@ -12,11 +12,12 @@ else ifneq ($(shell $(PYTHON) -c 'import sys; print(sys.version_info >= (3, 11))
 SGLANG_SKIPPED := SGLang 0.5.23 needs Python 3.11 or newer, and $(PYTHON) is older
 endif
 
-.PHONY: test-sglang sglang-environment
+.PHONY: test-sglang sglang-environment engines
 SGLANG_ARGS ?=
+ENGINES_ARGS ?= --exercise
 
 ifdef SGLANG_SKIPPED
-test-sglang:
+test-sglang engines:
 	@echo 'skipped: the tests with SGLang: $(SGLANG_SKIPPED)'
 sglang-environment: ;
 else
@@ -24,6 +25,10 @@ sglang-environment: $(SGLANG_OLD)/ready
 
 test-sglang: $(SGLANG_VENV)/installed $(SGLANG_OLD)/ready
 	SGLANG_FOLDERS=$(abspath $(SGLANG_OLD)) $(SGLANG_VENV)/bin/pytest tests/sglang -m 'sglang $(SGLANG_ARGS)'
+
+# In further versions, too, and the tables of docs/engines.md: not a part of `make test`.
+engines: $(SGLANG_VENV)/installed $(SGLANG_OLD)/ready
+	python tests/engines_matrix.py $(ENGINES_ARGS)
 
 $(SGLANG_VENV)/installed: build/installed $(SGLANG_VENV)/ready
 	$(SGLANG_PIP) install --no-deps --force-reinstall build/wheel/*.whl

@@ -3,6 +3,7 @@ are made here stand in for those of SGLang."""
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 import types
@@ -148,6 +149,27 @@ def test_a_registry_that_refuses_fails_a_launch_that_requires(
     with pytest.raises(SystemExit, match=rf"takes no hook on {STATE}\.init_model_parallel_group: AttributeError"):
         sglang.register()
     assert "no flags" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("require", [False, True])
+def test_rays_actors_are_refused(
+    engine: Callable[..., None], require: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SGLang loads no plug-ins in them: the flag would be known, and would do nothing."""
+    engine()
+    monkeypatch.setenv("PCIE_ALLREDUCE_REQUIRE", "0")  # so that it is put back
+    monkeypatch.setenv("PCIE_ALLREDUCE", "0")
+    arguments = argparse.Namespace(use_ray=True, enable_pcie_allreduce=True, pcie_allreduce_require=require)
+    told = "--use-ray makes ranks of Ray's actors, in which SGLang loads no plug-ins"
+    if require:
+        with pytest.raises(SystemExit, match=told):
+            sglang._from_cli_args(lambda cls, args: None, object, arguments)
+    else:
+        sglang._from_cli_args(lambda cls, args: None, object, arguments)
+        assert caplog.messages == [f"pcie-allreduce: off, SGLang's own is used: {told}"]
+        arguments.use_ray = False
+        sglang._from_cli_args(lambda cls, args: None, object, arguments)
+        assert len(caplog.messages) == 1
 
 
 class Group:
