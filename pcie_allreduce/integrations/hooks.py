@@ -29,15 +29,6 @@ def around(target: str, hook: Hook) -> None:
         registry.HookRegistry.register(target, hook, registry.HookType.AROUND)
 
 
-def exists(target: str) -> bool:
-    """Whether this SGLang has what the dotted path names."""
-    try:
-        pkgutil.resolve_name(target)
-    except (ImportError, AttributeError):
-        return False
-    return True
-
-
 def _registry() -> Any:
     try:
         return importlib.import_module(REGISTRY)

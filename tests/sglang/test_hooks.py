@@ -47,9 +47,3 @@ def test_functions_and_every_kind_of_method(module: Any) -> None:
     assert module.Owner.stands(3) == owner.stands(3) == ("hooked", 3)
     assert module.Owner.belongs(3) == ("hooked", (module.Owner, 3))
     assert owner.acts(3) == ("hooked", (owner, 3))
-
-
-def test_what_is_not_there_is_said(module: Any) -> None:
-    assert hooks.exists("engine_of_a_test.Owner.stands")
-    assert not hooks.exists("engine_of_a_test.Other.stands")
-    assert not hooks.exists("no_such_engine.function")
