@@ -7,18 +7,14 @@ import re
 import subprocess
 import sys
 import zipfile
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import distributions
 from pathlib import Path
 
 # Wheels for the Python and the platform that SGLang is made for, wherever this runs.
 PLACE = ["--only-binary=:all:", "--python-version=3.11", "--platform=manylinux_2_34_x86_64", "--platform=any"]
-BESIDE = ("transformers",)  # pinned by a version of SGLang so that another cannot take its place
-OF_THOSE = [
-    "huggingface-hub<2",
-    "tokenizers>=0.22,<=0.23.0",
-    "httpx",
-    "httpcore",
-]  # what they, in turn, need of another
+# What SGLang, and transformers of that time, ask for by version, and what others cannot take the place of.
+OF_ITS_OWN = {"sglang": ("transformers",), "transformers": ("huggingface-hub", "tokenizers")}
+BELOW = ("httpx", "httpcore")  # which that huggingface-hub imports
 
 
 def newest() -> str:
@@ -46,20 +42,22 @@ def sources(version: str, cache: Path) -> Path:
 def unpack(version: str, folder: Path, python: str) -> Path:
     """Puts a version into a folder, in which it runs on what the environment of `python` has besides."""
     if not (folder / "ready").exists():
-        _pip(python, "install", "--no-deps", f"--target={folder}", f"sglang=={version}")
-        pins = _pins(next(iter(distributions(name="sglang", path=[str(folder)]))))
-        if pins:
-            _pip(python, "install", "--no-deps", "--upgrade", f"--target={folder}", *pins, *OF_THOSE)
+        install = (python, "install", "--no-deps", "--upgrade", f"--target={folder}")
+        _pip(*install, f"sglang=={version}")
+        pins = _asked_for("sglang", folder)
+        if pins and not pins[0].startswith("transformers==4."):  # 0.5.9 runs on the later one
+            _pip(*install, *pins)
+            _pip(*install, *_asked_for("transformers", folder), *BELOW)
             _say_torchvision_is_there(folder)
         (folder / "ready").touch()
     return folder
 
 
-def _pins(found: Distribution) -> list[str]:
-    """Of those that cannot be shared, the version that it asks for. 0.5.9 runs on the later one of transformers."""
-    wanted = [line.split(";")[0].strip() for line in found.requires or ()]
-    pins = [line for line in wanted if re.fullmatch(rf"({'|'.join(BESIDE)})==\S+", line)]
-    return [pin for pin in pins if not pin.startswith("transformers==4.")]
+def _asked_for(name: str, folder: Path) -> list[str]:
+    """What a distribution in the folder asks for, of what it is to have of its own."""
+    found = next(iter(distributions(name=name, path=[str(folder)])))
+    asked = [line.split(";")[0].strip() for line in found.requires or () if "extra ==" not in line]
+    return [line for line in asked if re.split(r"[^\w-]", line)[0] in OF_ITS_OWN[name]]
 
 
 def _say_torchvision_is_there(folder: Path) -> None:
