@@ -2,12 +2,14 @@
 
     python benchmarks/fused_sweep.py --rows 1,3,4,8 --json sweep.json
     python benchmarks/fused_sweep.py --ranks 8 --clusters 1,2,4,7,8     # under the multi-process service
+    python benchmarks/fused_sweep.py --ranks 8 --two-shot 1,2,4 --clusters 7 --packs 1
 
 A shape is blocks that share a row (`cluster`) x threads that move data; threads are whole warps that give a lane
-`packs` packs of its row. Graphs of 122 calls over four rotating buffers, the slowest rank, the median over replays; all
-shapes of a case take turns, repeat by repeat. Results are compared bit for bit with those of the first shape, since no
-shape may change them. The plain all-reduce of the same bytes (`plain`) is timed beside them, and with a norm behind it
-(`behind`). A shape that this machine cannot hold is told and left out.
+`packs` packs of its row. By two-shot (`--two-shot`, clusters), a cluster has a row. Graphs of 122 calls over four
+rotating buffers, the slowest rank, the median over replays; all shapes of a case take turns, repeat by repeat.
+Results are compared bit for bit with those of the first shape, since no shape may change them. The plain all-reduce
+of the same bytes (`plain`) is timed beside them, and with a norm behind it (`behind`). A shape that this machine
+cannot hold is told and left out.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from pcie_allreduce.bench.execution import GraphRun, make_pairs
 from pcie_allreduce.bench.procedure import PAIRS, GpuClock, counts_for, fold, time_repeat
 from pcie_allreduce.bench.ranks import run_pass
 from pcie_allreduce.bench.settings import Machine, Request, Settings, settle
-from pcie_allreduce.fused_plan import FusedPlan
+from pcie_allreduce.fused_plan import FusedPlan, part_packs
 
 DTYPE = torch.bfloat16
 
@@ -39,6 +41,7 @@ class Shape(NamedTuple):
     cluster: int
     packs: int  # of a row, a lane
     teams: int  # rows at once; 0: all
+    algorithm: str = "one_shot"
 
 
 class Shaped(Fused):
@@ -52,8 +55,12 @@ class Shaped(Fused):
     def plan(self, rows: int) -> FusedPlan:
         """No more teams than this GPU holds of all ranks that share it, or they would wait for each other in vain."""
         packs = self._hidden * DTYPE.itemsize // 16
+        if self.shape.algorithm == "two_shot":
+            world = self._comm.world_size
+            warps = -(-part_packs(packs, world) // (32 * self.shape.cluster))  # of a block, of each owner
+            return FusedPlan("two_shot", rows, self.shape.cluster, warps * 32 * world)
         threads = -(-packs // (self.shape.cluster * self.shape.packs) // 32) * 32
-        held = self._comm._transport._channel.resident_teams(threads, self.shape.cluster) // self._sharing
+        held = self._comm._transport._resident_teams("one_shot", threads, self.shape.cluster) // self._sharing
         return FusedPlan("one_shot", min(rows, self.shape.teams or rows, held), self.shape.cluster, threads)
 
     def launch(self, source: torch.Tensor, output: torch.Tensor) -> None:
@@ -72,7 +79,7 @@ def sweep(seat: Seat, settings: Settings, jobs: Sequence[Job], tell: Tell) -> No
     for nbytes in settings.sizes:
         elements = nbytes // DTYPE.itemsize
         held: dict[str, GraphRun] = {}
-        bits: list[list[torch.Tensor]] = []
+        bits: dict[str, list[torch.Tensor]] = {}  # each algorithm sums squares in an order of its own
         backends: list[tuple[str, Backend]] = [("plain", ours), ("behind", Behind(ours, hidden))]
         sharing = -(-seat.world // settings.gpus)
         backends += [(json.dumps(shape), Shaped(ours, hidden, shape, sharing)) for shape in shapes]
@@ -91,8 +98,11 @@ def sweep(seat: Seat, settings: Settings, jobs: Sequence[Job], tell: Tell) -> No
             torch.cuda.synchronize()
             backend.check()
             if isinstance(backend, Shaped):
-                bits.append([call.normed.clone() for call in backend._calls.values()])
-                assert all(torch.equal(a, b) for a, b in zip(bits[0], bits[-1], strict=True)), f"{name}: other bits"
+                mine = bits.setdefault(
+                    backend.shape.algorithm, [call.normed.clone() for call in backend._calls.values()]
+                )
+                same = (torch.equal(a, call.normed) for a, call in zip(mine, backend._calls.values(), strict=True))
+                assert all(same), f"{name}: other bits"
         times: dict[str, list[list[float]]] = {name: [] for name in held}
         for _ in range(settings.repeats):
             for name, run in held.items():
@@ -119,6 +129,7 @@ def main() -> None:
     parser.add_argument("--clusters", type=numbers, default=(1, 2, 4, 7, 8))
     parser.add_argument("--packs", type=numbers, default=(1, 2))
     parser.add_argument("--teams", type=numbers, default=(0,))
+    parser.add_argument("--two-shot", type=numbers, default=())
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -127,13 +138,14 @@ def main() -> None:
                       rows=options.rows)  # fmt: skip
     settings = settle(request, here)
     shapes = [Shape(c, k, t) for t in options.teams for k in options.packs for c in options.clusters]
+    shapes += [Shape(cluster, 1, 0, "two_shot") for cluster in options.two_shot]
     rows: list[dict[str, Any]] = []
 
     def hear(message: Message) -> None:
         if message.kind == "row":
             rows.append(message.value)
             row = message.value
-            print(f"{row['rows']:3d} x {row['hidden']} {row['shape']:>12} {row['us_median']:7.2f} us "
+            print(f"{row['rows']:3d} x {row['hidden']} {row['shape']:>24} {row['us_median']:7.2f} us "
                   f"({row['us_min']:.2f}-{row['us_max']:.2f})", flush=True)  # fmt: skip
         elif message.kind == "step":
             print(message.value, flush=True)

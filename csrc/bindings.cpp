@@ -209,13 +209,16 @@ PYBIND11_MODULE(_C, m) {
       .def("waits", [](const GpuChannel& channel) { return describe(channel.waits()); })
       .def("all_reduce_add_rms_norm",
            [](GpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word hidden, const Norm& norm,
-              Word dtype, unsigned teams, unsigned cluster, unsigned threads, std::uintptr_t stream) {
+              Word algorithm, Word dtype, unsigned teams, unsigned cluster, unsigned threads, std::uintptr_t stream) {
              return channel.all_reduce_add_rms_norm(pointer<const void>(in), pointer<void>(out), bytes, hidden, norm,
-                                                    static_cast<Dtype>(dtype), teams, cluster, threads,
-                                                    reinterpret_cast<cudaStream_t>(stream));
+                                                    static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype), teams,
+                                                    cluster, threads, reinterpret_cast<cudaStream_t>(stream));
            })
       .def("resident_blocks", &GpuChannel::resident_blocks)
-      .def("resident_teams", &GpuChannel::resident_teams)
+      .def("resident_teams",
+           [](const GpuChannel& channel, Word algorithm, unsigned threads, unsigned cluster) {
+             return channel.resident_teams(static_cast<Algorithm>(algorithm), threads, cluster);
+           })
       .def("close", &GpuChannel::close, py::arg("patience"), py::call_guard<py::gil_scoped_release>());
   m.def("add_rms_norm", [](std::uintptr_t in, std::uintptr_t out, Word rows, Word hidden, const Norm& norm, Word dtype,
                            bool dependent, std::uintptr_t stream) {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from .plan import PACK_BYTES, WARP, LinkFigures, Tuned, choose, cost_us, packs_used
+from .plan import PACK_BYTES, WARP, LinkFigures, Tuned, choose, cost_us, packs_used, whole_lines
 
 MAX_HIDDEN = 16384
 MAX_BLOCKS = 128
@@ -25,6 +25,7 @@ class Shape(NamedTuple):
     cluster: int
     threads: int
     teams: int
+    algorithm: str = "one_shot"
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,16 @@ def common(shapes: list[tuple[Shape, ...] | None]) -> tuple[Shape, ...] | None:
     held = [rank for rank in shapes if rank is not None]
     if not held:
         return None
-    least: dict[tuple[int, int], int] = {}
-    for cluster, threads, teams in (shape for rank in held for shape in rank):
-        least[cluster, threads] = min(teams, least.get((cluster, threads), teams))
-    everywhere = [key for key in least if all(any(shape[:2] == key for shape in rank) for rank in held)]
-    return tuple(Shape(*key, least[key]) for key in everywhere if least[key] > 0)
+    least: dict[tuple[str, int, int], int] = {}
+    for cluster, threads, teams, algorithm in (shape for rank in held for shape in rank):
+        key = algorithm, cluster, threads
+        least[key] = min(teams, least.get(key, teams))
+    everywhere = [key for key in least if all(any(_key(shape) == key for shape in rank) for rank in held)]
+    return tuple(Shape(key[1], key[2], least[key], key[0]) for key in everywhere if least[key] > 0)
+
+
+def _key(shape: Shape) -> tuple[str, int, int]:
+    return shape.algorithm, shape.cluster, shape.threads
 
 
 def fusable(hidden: int) -> bool:
@@ -75,19 +81,51 @@ def choose_fused(
     plain = choose(world, nbytes, dtype_bytes, islands, figures, area_packs, 1, algorithm, tuned)
     if plain is None or not fusable(hidden):
         return None
-    shape = (1, 1, 1) if shapes is None else fused_shape(rows, hidden * dtype_bytes // PACK_BYTES, shapes)
-    if shape is None:
-        return None
-    if plain.algorithm in algorithms:
-        return FusedPlan(plain.algorithm, *shape)
-    fits = packs_used("one_shot", world, nbytes, dtype_bytes, figures.transport) <= area_packs
-    if algorithm != "auto" or "one_shot" not in algorithms or not fits:
-        return None
 
-    def cost(name: str) -> float:
-        return cost_us(name, world, nbytes, dtype_bytes, islands, figures)
+    def fused(name: str) -> FusedPlan | None:
+        if name not in algorithms:
+            return None
+        if shapes is None:
+            return FusedPlan(name, 1, 1, 1)
+        packs = hidden * dtype_bytes // PACK_BYTES
+        part = part_packs(packs, world)
+        laid_out = rows * part * world * PACK_BYTES if name == "two_shot" else nbytes
+        if packs_used(name, world, laid_out, dtype_bytes, figures.transport) > area_packs:
+            return None
+        serving = tuple(shape for shape in shapes if shape.algorithm == name)
+        shape = part_shape(rows, part, world, serving) if name == "two_shot" else fused_shape(rows, packs, serving)
+        return None if shape is None else FusedPlan(name, *shape)
 
-    return FusedPlan("one_shot", *shape) if cost("one_shot") < cost(plain.algorithm) + NORM_US else None
+    plan = fused(plain.algorithm)
+    if plan is not None or algorithm != "auto":
+        return plan
+    costs = {
+        name: cost_us(name, world, nbytes, dtype_bytes, islands, figures) for name in (*algorithms, plain.algorithm)
+    }
+    for name in sorted(algorithms, key=costs.__getitem__):
+        plan = fused(name)
+        if plan is not None and costs[name] < costs[plain.algorithm] + NORM_US:
+            return plan
+    return None
+
+
+def part_packs(packs: int, world: int) -> int:
+    """Packs of a row that a rank owns in two-shot: whole lines."""
+    return whole_lines(-(-packs // world))
+
+
+def part_shape(rows: int, part: int, world: int, shapes: tuple[Shape, ...]) -> tuple[int, int, int] | None:
+    """Teams, blocks of a team and threads of two-shot, where a team has a row and a lane one pack of it, in whole warps
+    of one owner; None where no shape holds them. Small blocks come first: they spread over more of the GPU."""
+    fits = [
+        (threads, cluster)
+        for cluster, threads, teams, _ in shapes
+        if cluster * threads >= part * world and rows <= teams and rows * cluster <= MAX_BLOCKS
+    ]
+    if not fits:
+        return None
+    threads, cluster = min(fits)
+    return rows, cluster, threads
 
 
 def fused_shape(rows: int, packs: int, shapes: tuple[Shape, ...]) -> tuple[int, int, int] | None:
@@ -96,7 +134,7 @@ def fused_shape(rows: int, packs: int, shapes: tuple[Shape, ...]) -> tuple[int, 
     Few packs a lane come first, and then blocks near to SMALL_BLOCK.
     """
     best: tuple[tuple[int, int], tuple[int, int, int]] | None = None
-    for cluster, most, teams_at_once in shapes:
+    for cluster, most, teams_at_once, _ in shapes:
         items = -(-packs // (cluster * most))  # of a row, a lane
         threads = -(-packs // (cluster * items) // WARP) * WARP
         teams = min(rows, teams_at_once, MAX_BLOCKS // cluster)

@@ -250,6 +250,8 @@ def choose(
         best, threads = step.algorithm, step.threads
     else:
         best, threads = cheapest(fitting, world, nbytes, dtype_bytes, islands, figures), None
+    if _owners(best, world) > 1 and figures.transport == "push":
+        return Plan(best, *owner_shape(lanes(best, world, nbytes), _owners(best, world), max_blocks, threads))
     return Plan(best, *shape(best, lanes(best, world, nbytes), max_blocks, threads))
 
 
@@ -271,6 +273,15 @@ def shape(algorithm: str, lane_count: int, max_blocks: int, wanted: int | None =
     blocks = max(1, min(most, -(-lane_count // threads)))
     evenly = -(-lane_count // blocks // WARP) * WARP
     return blocks, max(WARP, min(threads, evenly))
+
+
+def owner_shape(places: int, owners: int, max_blocks: int, wanted: int | None = None) -> tuple[int, int]:
+    """The same of pushes with owners, whose lanes have places in the shard of one owner each: whole warps of an owner,
+    one a block while blocks last."""
+    most = min(max_blocks, USEFUL_BLOCKS)
+    needed = -(-places // (most * WARP)) if wanted is None else wanted // (owners * WARP)
+    warps = max(1, min(needed, MAX_THREADS // (owners * WARP)))
+    return max(1, min(most, -(-places // (warps * WARP)))), warps * owners * WARP
 
 
 def _owners(algorithm: str, world: int) -> int:

@@ -12,7 +12,7 @@ from . import _C
 from .errors import SetupError
 from .faults import ALGORITHMS
 from .fused_plan import Shape
-from .plan import TRANSPORTS
+from .plan import MAX_THREADS, TRANSPORTS, WARP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -145,10 +145,11 @@ class GpuTransport(Transport):
     ) -> None:
         self.name = NAMES[transport]
         self._device = device
+        self._world_size = world_size
         code = TRANSPORTS.index(transport)
         self._channel = _C.GpuChannel(device.index, rank, world_size, area_packs, timeout, warmup_timeout, code)
         self.max_blocks = 0  # until share_gpu
-        self.fused_algorithms = () if transport != "push" else ("one_shot",)
+        self.fused_algorithms = () if transport != "push" else ("one_shot", "two_shot")[: world_size - 1]
         self.shapes = ()
         self._wide_threads = _C.max_wide_threads(world_size)
 
@@ -166,11 +167,24 @@ class GpuTransport(Transport):
                 "that wait for each other on it"
             )
         if self.fused_algorithms:
-            small = [(cluster, threads) for threads in (128, 256) for cluster in range(2, _C.MAX_CLUSTER + 1)]
+            clusters = range(2, _C.MAX_CLUSTER + 1)
+            launches = [("one_shot", cluster, threads) for threads in (128, 256) for cluster in clusters]
+            warps = range(WARP * self._world_size, MAX_THREADS + 1, WARP * self._world_size)  # of every owner as many
+            launches += [("two_shot", cluster, threads) for threads in warps for cluster in clusters]
             self.shapes = tuple(
-                Shape(cluster, threads, self._channel.resident_teams(threads, cluster) // (2 * ranks_on_this_gpu))
-                for cluster, threads in [(1, self._wide_threads), *small]
+                Shape(
+                    cluster,
+                    threads,
+                    self._resident_teams(algorithm, threads, cluster) // (2 * ranks_on_this_gpu),
+                    algorithm,
+                )
+                for algorithm, cluster, threads in [("one_shot", 1, self._wide_threads), *launches]
+                if algorithm in self.fused_algorithms
             )
+
+    def _resident_teams(self, algorithm: str, threads: int, cluster: int) -> int:
+        teams: int = self._channel.resident_teams(ALGORITHM_CODES[algorithm], threads, cluster)
+        return teams
 
     def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
         stream = torch.cuda.current_stream(self._device).cuda_stream
@@ -193,6 +207,7 @@ class GpuTransport(Transport):
             call.x.nbytes,
             call.hidden,
             call.norm(),
+            ALGORITHM_CODES[plan.algorithm],
             DTYPE_CODES[call.x.dtype],
             plan.teams,
             plan.cluster,

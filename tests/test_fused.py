@@ -95,9 +95,11 @@ def test_random_values_against_float64(world: int, dtype: torch.dtype, device: s
     run_ranks(world, random_values, SHAPES, dtype, {}, device=device)
 
 
+@dtypes
+@pytest.mark.parametrize("world", [3, 8])
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
-def test_every_algorithm_on_cpu_ranks(algorithm: str) -> None:
-    run_ranks(3, random_values, SHAPES, torch.bfloat16, {"algorithm": algorithm})
+def test_every_algorithm(algorithm: str, world: int, dtype: torch.dtype, device: str) -> None:
+    run_ranks(world, random_values, SHAPES, dtype, {"algorithm": algorithm}, device=device)
 
 
 def islands(me: Rank) -> None:
@@ -403,7 +405,7 @@ def test_a_row_is_spread_over_a_cluster_where_there_are_clusters() -> None:
     assert run_ranks(2, planned, device="cuda")[0] == [("one_shot", rows, 7, 128) for rows in (1, 3, 4, 8)]
 
 
-def shapes_agree(me: Rank) -> None:
+def shapes_agree(me: Rank, algorithm: str, shapes: list[tuple[int, int, int]]) -> None:
     """No launch shape changes a bit."""
     from pcie_allreduce.fused import checked
     from pcie_allreduce.fused_plan import FusedPlan
@@ -411,10 +413,9 @@ def shapes_agree(me: Rank) -> None:
     with me.communicator(max_bytes=1 << 20) as comm:
         *parts, residual, weight = (tensor.to(me.device) for tensor in operands(me, 4, 7168, torch.bfloat16))
         seen = []
-        shapes = [(4, 1, 448), (4, 7, 128), (2, 7, 128), (4, 8, 128), (1, 4, 224), (4, 2, 224), (4, 4, 128)]
         for teams, cluster, threads in shapes:
             call = checked(parts[me.rank], residual, weight, EPS, 0.0, None, None)
-            assert not comm._transport.all_reduce_add_rms_norm(call, FusedPlan("one_shot", teams, cluster, threads))
+            assert not comm._transport.all_reduce_add_rms_norm(call, FusedPlan(algorithm, teams, cluster, threads))
             torch.cuda.synchronize()
             comm.check()
             seen.append((call.normed, call.residual_out))
@@ -424,10 +425,19 @@ def shapes_agree(me: Rank) -> None:
         judge(me, seen[0], tuple(part.cpu() for part in parts), residual.cpu(), weight.cpu(), 0.0)
 
 
+ROWS_TO_TEAMS = [(4, 1, 448), (4, 7, 128), (2, 7, 128), (4, 8, 128), (1, 4, 224), (4, 2, 224), (4, 4, 128)]
+PARTS_TO_TEAMS = [(4, 4, 256), (4, 5, 256), (4, 8, 256), (4, 4, 256)]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("world", [2, 8])
 def test_no_launch_shape_changes_a_bit(world: int) -> None:
-    run_ranks(world, shapes_agree, device="cuda")
+    run_ranks(world, shapes_agree, "one_shot", ROWS_TO_TEAMS, device="cuda")
+
+
+@pytest.mark.gpu
+def test_nor_does_one_of_two_shot() -> None:
+    run_ranks(8, shapes_agree, "two_shot", PARTS_TO_TEAMS, device="cuda")
 
 
 def fails_in_graph(me: Rank) -> None:
@@ -435,13 +445,16 @@ def fails_in_graph(me: Rank) -> None:
     from pcie_allreduce.fused import checked
     from pcie_allreduce.fused_plan import FusedPlan
 
-    for cluster, threads in ((1, 448), (7, 128), (8, 128)):
+    plans = [FusedPlan("one_shot", 3, *shape) for shape in ((1, 448), (7, 128), (8, 128))]
+    if me.world == 8:
+        plans += [FusedPlan("two_shot", 3, *shape) for shape in ((4, 256), (8, 256))]
+    for plan in plans:
         comm = me.communicator(max_bytes=1 << 18, timeout=1.0, warmup_timeout=1.0)
         x = torch.ones((3, 7168), dtype=torch.bfloat16, device=me.device)
         call = checked(x, x.clone(), x[0].clone(), EPS, 0.0, None, None)
         graph = torch.cuda.CUDAGraph()
         with comm.capture(), torch.cuda.graph(graph):
-            comm._transport.all_reduce_add_rms_norm(call, FusedPlan("one_shot", 3, cluster, threads))
+            comm._transport.all_reduce_add_rms_norm(call, plan)
         graph.replay()
         torch.cuda.synchronize()
         assert bool((call.residual_out == me.world + 1).all())
@@ -452,8 +465,8 @@ def fails_in_graph(me: Rank) -> None:
                 call.residual_out.zero_()
                 graph.replay()
                 torch.cuda.synchronize()
-                assert bool(call.normed.isnan().all()), f"{cluster} x {threads}"
-                assert bool(call.residual_out.isnan().all()), f"{cluster} x {threads}"
+                assert bool(call.normed.isnan().all()), str(plan)
+                assert bool(call.residual_out.isnan().all()), str(plan)
             with pytest.raises(pcie_allreduce.AllReduceTimeout, match="rank 1 is missing"):
                 comm.check()
         me.meet()

@@ -15,6 +15,8 @@ from pcie_allreduce.fused_plan import (
     choose_fused,
     common,
     fused_shape,
+    part_packs,
+    part_shape,
     shared_bytes,
 )
 from pcie_allreduce.plan import Step, area_packs_for, choose, cost_us
@@ -23,7 +25,13 @@ from pcie_allreduce.presets import PRESETS
 SWITCH = PRESETS["pcie5-switch"].figures
 ONE_SHOT = ("one_shot",)
 ALL = ("one_shot", "two_shot", "island")
-SHAPES = (Shape(1, 608, 64), *(Shape(c, t, 240 // c) for t in (128, 256) for c in range(2, 9)))
+SHAPES = (
+    Shape(1, 608, 64),
+    *(Shape(c, t, 240 // c) for t in (128, 256) for c in range(2, 9)),
+    *(Shape(c, 256, 240 // c, "two_shot") for c in range(2, 9)),
+)
+ROW_SHAPES = tuple(shape for shape in SHAPES if shape.algorithm == "one_shot")
+GPU = ("one_shot", "two_shot")
 
 
 def chosen(
@@ -36,6 +44,46 @@ def chosen(
 ) -> FusedPlan | None:
     area = area_packs_for(world, 2 << 20)
     return choose_fused(world, rows, hidden, 2, False, SWITCH, area, algorithms, shapes, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hidden", [8, 24, 4096, 5120, 6144, 7168, 8192, 16384])
+@pytest.mark.parametrize("rows", [1, 3, 8, 16, 32, 33])
+def test_a_team_of_two_shot_has_a_lane_for_every_pack_of_its_row(hidden: int, rows: int) -> None:
+    packs = hidden * 2 // 16
+    part = part_packs(packs, 8)
+    assert part % 8 == 0
+    assert part * 8 >= packs
+    shape = part_shape(rows, part, 8, tuple(shape for shape in SHAPES if shape.algorithm == "two_shot"))
+    if shape is None:
+        assert rows * -(-part // 32) > MAX_BLOCKS
+        return
+    teams, cluster, threads = shape
+    assert (teams, threads) == (rows, 256)
+    assert cluster * 32 >= part
+    assert cluster == 2 or (cluster - 1) * 32 < part, "a block has nothing to do"
+    assert rows * cluster <= MAX_BLOCKS
+
+
+def test_two_shot_is_fused_where_it_is_chosen_and_fits() -> None:
+    assert chosen(8, 3, algorithms=GPU) == FusedPlan("two_shot", 3, 4, 256)
+    assert chosen(8, 32, algorithms=GPU) == FusedPlan("two_shot", 32, 4, 256)
+    assert chosen(8, 33, algorithms=GPU) is None, "more blocks than a launch has"
+    assert chosen(8, 3, algorithms=GPU, shapes=(Shape(4, 256, 2, "two_shot"),)) is None, "not all at once"
+
+
+def test_where_islands_are_chosen_and_not_fused_the_cheaper_of_the_others_is() -> None:
+    far = PRESETS["pcie5-4+4"].figures
+    area = area_packs_for(8, 2 << 20)
+    plain = choose(8, 43008, 2, True, far, area, 128)
+    assert plain is not None
+    fused = choose_fused(8, 3, 7168, 2, True, far, area, GPU, SHAPES)
+    costs = {name: cost_us(name, 8, 43008, 2, True, far) for name in ("one_shot", "two_shot", plain.algorithm)}
+    cheap = min(GPU, key=costs.__getitem__)
+    if costs[cheap] < costs[plain.algorithm] + NORM_US:
+        assert fused is not None
+        assert fused.algorithm == cheap
+    else:
+        assert fused is None
 
 
 def test_limits_are_the_extension_modules() -> None:
@@ -52,13 +100,13 @@ def test_rows_that_are_no_whole_packs_or_too_long_are_not_fused(hidden: int) -> 
 @pytest.mark.parametrize("rows", [1, 3, 8, 32, 100, 1000])
 def test_a_shape_holds_its_rows(hidden: int, dtype_bytes: int, rows: int) -> None:
     packs = hidden * dtype_bytes // 16
-    shape = fused_shape(rows, packs, SHAPES)
+    shape = fused_shape(rows, packs, ROW_SHAPES)
     if shape is None:
         assert rows > 32, "few rows must be served"
         return
     teams, cluster, threads = shape
     lanes = cluster * threads
-    most = max(held.teams for held in SHAPES if held.cluster == cluster and held.threads >= threads)
+    most = max(held.teams for held in ROW_SHAPES if held.cluster == cluster and held.threads >= threads)
     assert teams <= min(rows, most)
     assert teams * cluster <= MAX_BLOCKS
     assert threads % 32 == 0
@@ -68,10 +116,10 @@ def test_a_shape_holds_its_rows(hidden: int, dtype_bytes: int, rows: int) -> Non
 
 
 def test_few_packs_a_lane_and_small_blocks() -> None:
-    assert fused_shape(3, 896, SHAPES) == (3, 7, 128)
-    assert fused_shape(1, 512, SHAPES) == (1, 4, 128)
-    assert fused_shape(1, 1024, SHAPES) == (1, 8, 128)
-    assert fused_shape(1, 1, SHAPES) == (1, 1, 32)
+    assert fused_shape(3, 896, ROW_SHAPES) == (3, 7, 128)
+    assert fused_shape(1, 512, ROW_SHAPES) == (1, 4, 128)
+    assert fused_shape(1, 1024, ROW_SHAPES) == (1, 8, 128)
+    assert fused_shape(1, 1, ROW_SHAPES) == (1, 1, 32)
     assert fused_shape(3, 896, (Shape(1, 608, 64),)) == (3, 1, 448)
 
 

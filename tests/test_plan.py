@@ -23,6 +23,7 @@ from pcie_allreduce.plan import (
     cost_us,
     lanes,
     memory_bytes,
+    owner_shape,
     packs_used,
     serves,
     shape,
@@ -291,12 +292,34 @@ def test_shapes_of_one_shot_are_the_measured_ones(world: int, nbytes: int, block
     assert plan_for("nvlink", world, nbytes, algorithm="one_shot") == Plan("one_shot", blocks, threads)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("owners", [2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("max_blocks", [1, 7, 33, 128])
+@pytest.mark.parametrize("wanted", [None, 32, 128, 256])
+def test_owners_have_whole_warps_of_their_own(owners: int, max_blocks: int, wanted: int | None) -> None:
+    for places in (8, 32, 40, 336, 1024, 4096, 16384):
+        blocks, threads = owner_shape(places, owners, max_blocks, wanted)
+        assert 1 <= blocks <= max_blocks
+        assert threads % (32 * owners) == 0
+        assert threads <= MAX_THREADS
+        assert (blocks - 1) * threads < places * owners, "a block has nothing to do"
+        if wanted is None and max_blocks * (MAX_THREADS // (32 * owners)) * 32 >= places:
+            assert blocks * threads >= places * owners, "a lane has several places, and need not"
+
+
+def test_owners_have_one_warp_a_block_while_blocks_last() -> None:
+    assert owner_shape(336, 8, 128) == (11, 256)
+    assert owner_shape(336, 4, 128) == (11, 128)
+    assert owner_shape(336, 4, 8) == (6, 256)
+    assert owner_shape(4096, 8, 128) == (128, 256)
+    assert owner_shape(4096, 8, 33) == (33, 256)
+    assert plan_for("pcie5-switch", 8, 43008, algorithm="two_shot") == Plan("two_shot", 11, 256)
+
+
 @pytest.mark.parametrize("max_blocks", [1, 2, 7, 33, 128])
-def test_shapes_are_launchable_and_waste_less_than_a_warp_a_block(algorithm: str, max_blocks: int) -> None:
+def test_shapes_are_launchable_and_waste_less_than_a_warp_a_block(max_blocks: int) -> None:
     for nbytes in (*range(1, 3000, 13), *LADDER):
-        count = lanes(algorithm, 8, nbytes)
-        blocks, threads = shape(algorithm, count, max_blocks)
+        count = lanes("one_shot", 8, nbytes)
+        blocks, threads = shape("one_shot", count, max_blocks)
         assert 1 <= blocks <= max_blocks
         assert threads in range(32, 257, 32)
         assert (blocks * threads < count + 32 * blocks) or threads == 32

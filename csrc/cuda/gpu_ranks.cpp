@@ -140,7 +140,13 @@ bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
   const CallParams params{channel_, {in, out, bytes, signature_kind(algorithm, dtype), captured, shape}};
   const bool ragged =
       (reinterpret_cast<std::uintptr_t>(in) | reinterpret_cast<std::uintptr_t>(out) | bytes) % sizeof(Pack) != 0;
-  const bool once = positions(algorithm, channel_.world, bytes) <= blocks * threads;
+  const Word owners = channel_.transport == Transport::kPush ? owners_of(algorithm, channel_.world) : 1;
+  if (threads < owners) {
+    throw std::invalid_argument(std::to_string(threads) + " threads a block are fewer than the owners, " +
+                                std::to_string(owners));
+  }
+  const Word at_once = blocks * (threads / owners);
+  const bool once = positions(algorithm, channel_.world, bytes) <= at_once;
   const Share share = ragged ? Share::kElements : (once ? Share::kOnePack : Share::kPacks);
   const void* kernel = kernel_of(algorithm, dtype, channel_.world, share, channel_.transport);
   const unsigned rearming = channel_.staged() ? 1 : 0;
@@ -149,10 +155,9 @@ bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
 }
 
 bool GpuChannel::all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm,
-                                         Dtype dtype, unsigned teams, unsigned cluster, unsigned threads,
-                                         cudaStream_t stream) {
+                                         Algorithm algorithm, Dtype dtype, unsigned teams, unsigned cluster,
+                                         unsigned threads, cudaStream_t stream) {
   require_rows(bytes, hidden, dtype);
-  require_room(Algorithm::kOneShot, dtype, bytes);
   if (channel_.transport != Transport::kPush) throw std::invalid_argument("only pushes are fused with RMSNorm");
   for (const void* memory :
        {in, static_cast<const void*>(out), norm.residual, norm.weight, static_cast<const void*>(norm.normed)}) {
@@ -160,18 +165,15 @@ bool GpuChannel::all_reduce_add_rms_norm(const void* in, void* out, Word bytes, 
       throw std::invalid_argument("a fused call needs memory aligned to 16 bytes");
     }
   }
-  const Word row_bytes = hidden * element_bytes(dtype);
-  const Rows rows =
-      rows_of(channel_.world, hidden, row_bytes / sizeof(Pack), bytes / row_bytes, teams, cluster, threads);
+  const FusedLaunch launch = fused_launch(algorithm, dtype, channel_.world, bytes, hidden,
+                                          LaunchShape{teams, threads, dependent_launch_, cluster});
+  require_room(algorithm, dtype, launch.laid_out);
   if (fault() != nullptr) return true;
   const DeviceScope scope(device_);
   const bool captured = captures(stream);
-  const Request request{in, out, bytes, signature_kind(Algorithm::kOneShot, dtype), captured, hidden};
-  const FusedParams params{channel_, request, norm, rows};
-  const unsigned shared = rows.sum_bytes + (rows.items - 1) * threads * static_cast<unsigned>(sizeof(Pack));
-  const Share share = rows.items == 1 ? Share::kOnePack : Share::kPacks;
-  launch_ordered(fused_one_shot_kernel(dtype, channel_.world, share, cluster > 1), &params,
-                 {teams * cluster, threads, dependent_launch_, cluster, shared}, captured, stream);
+  const Request request{in, out, bytes, signature_kind(algorithm, dtype), captured, hidden};
+  const FusedParams params{channel_, request, norm, launch.rows};
+  launch_ordered(launch.kernel, &params, launch.shape, captured, stream);
   return false;
 }
 
@@ -224,11 +226,11 @@ int GpuChannel::resident_blocks(unsigned threads) const {
   return multiprocessors() * blocks;
 }
 
-int GpuChannel::resident_teams(unsigned threads, unsigned cluster) const {
+int GpuChannel::resident_teams(Algorithm algorithm, unsigned threads, unsigned cluster) const {
   if (cluster > 1 && !dependent_launch_) return 0;  // clusters came with the same GPUs
   const DeviceScope scope(device_);
   int teams = 0;
-  require(cuda::resident_teams(channel_.world, threads, cluster, multiprocessors(), &teams),
+  require(cuda::resident_teams(algorithm, channel_.world, threads, cluster, multiprocessors(), &teams),
           "asking for the fused kernels' occupancy");
   return teams;
 }

@@ -27,18 +27,20 @@ class GpuChannel {
   // True: an earlier call has failed, and nothing was launched.
   bool all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype, unsigned blocks,
                   unsigned threads, cudaStream_t stream);
-  // The same, then residual and RMSNorm over rows of `hidden` elements; `out` takes the sum and the residual. By
-  // one-shot, in `teams` of `cluster` blocks; all memory 16-byte aligned.
-  bool all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm, Dtype dtype,
-                               unsigned teams, unsigned cluster, unsigned threads, cudaStream_t stream);
+  // The same, then residual and RMSNorm over rows of `hidden` elements; `out` takes the sum and the residual. In
+  // `teams` of `cluster` blocks, by two-shot one for each row; all memory 16-byte aligned.
+  bool all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm,
+                               Algorithm algorithm, Dtype dtype, unsigned teams, unsigned cluster, unsigned threads,
+                               cudaStream_t stream);
   const FaultRecord* fault() const;
   std::vector<PeerWait> waits() const;  // one a rank; read beside running kernels
   // Synchronises, tells the peers not to wait for this rank any more, and unmaps them. The slab is freed once every
   // peer has done so too, or has died; false: one had not after `patience` seconds, and the slab is kept until the
   // process ends.
   bool close(double patience);
-  int resident_blocks(unsigned threads) const;                   // of the largest kernel, on the whole GPU
-  int resident_teams(unsigned threads, unsigned cluster) const;  // of a fused kernel; 0: this GPU has no clusters
+  int resident_blocks(unsigned threads) const;  // of the largest kernel, on the whole GPU
+  // Of a fused kernel; 0: this GPU has no clusters.
+  int resident_teams(Algorithm algorithm, unsigned threads, unsigned cluster) const;
 
  private:
   void order_behind_last_stream(cudaStream_t stream);

@@ -14,9 +14,20 @@ struct CallParams {
   Request request;
 };
 
+constexpr unsigned kMaxThreads = 256;  // that move data
+constexpr unsigned kMaxCluster = 8;    // what every GPU with clusters can do
+constexpr unsigned kMaxShared = 32 * 1024;
+constexpr unsigned kMaxPartShared = 1024;  // of a fused two-shot
+constexpr unsigned kStewards = 32;         // the last warp: signatures, state
+// Of a fused call's block that has rows for itself: 64 registers hold the packs of few ranks alone.
+constexpr unsigned max_wide_threads(Word world) { return world <= 3 ? 992 : 608; }
+
 // How teams of blocks share the rows of a fused call. Computed once, on the host.
 struct Rows {
   Word packs;          // of a row
+  Word part;           // two-shot: of them, those of one owner
+  Word count;          // two-shot: rows
+  Word part_groups;    // two-shot: sums of squares of a part
   Word cluster;        // blocks of a team
   Word stacked;        // a lane has one pack of every row of its team; else some packs of the team's one row
   Word step;           // from one pack of a lane to its next
@@ -28,9 +39,6 @@ struct Rows {
   Word cluster_bytes;  // that come to a block of a cluster
   float inverse_hidden;
 };
-
-// std::invalid_argument where the shape does not hold the rows.
-Rows rows_of(Word world, Word hidden, Word row_packs, Word rows, unsigned teams, unsigned cluster, unsigned threads);
 
 struct FusedParams {
   Channel channel;
@@ -46,13 +54,6 @@ struct LaunchShape {
   unsigned cluster = 1;
   unsigned shared = 0;  // bytes a block
 };
-
-constexpr unsigned kMaxThreads = 256;  // that move data
-constexpr unsigned kMaxCluster = 8;    // what every GPU with clusters can do
-constexpr unsigned kMaxShared = 32 * 1024;
-constexpr unsigned kStewards = 32;  // the last warp: signatures, state
-// Of a fused call's block that has rows for itself: 64 registers hold the packs of few ranks alone.
-constexpr unsigned max_wide_threads(Word world) { return world <= 3 ? 992 : 608; }
 
 // What a lane has to do at most. The less, the shorter the code, on which a call's time hangs.
 enum class Share {
@@ -84,6 +85,16 @@ const void* pull_kernel(Algorithm algorithm, Dtype dtype, Word world, Share shar
 const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, Share share, Transport transport);
 
 const void* fused_one_shot_kernel(Dtype dtype, Word world, Share share, bool clustered);  // takes FusedParams
+const void* fused_two_shot_kernel(Dtype dtype, Word world);                               // the same, in clusters
+
+// How a fused call is launched. std::invalid_argument where the shape, in teams and blocks of one, does not hold it.
+struct FusedLaunch {
+  const void* kernel;
+  Rows rows;
+  LaunchShape shape;
+  Word laid_out;  // bytes that the mailbox must have room for: two-shot's parts of rows are whole lines
+};
+FusedLaunch fused_launch(Algorithm algorithm, Dtype dtype, Word world, Word bytes, Word hidden, LaunchShape teams);
 
 // `params`: of the struct that the kernel takes.
 cudaError_t launch(const void* kernel, const void* params, const LaunchShape& shape, cudaStream_t stream);
@@ -92,7 +103,8 @@ cudaError_t blocks_per_multiprocessor(Word world, unsigned threads, Transport tr
 
 // The same of fused kernels, in teams of `cluster` blocks, with as much shared memory as they may have: on the whole
 // GPU.
-cudaError_t resident_teams(Word world, unsigned threads, unsigned cluster, int multiprocessors, int* teams);
+cudaError_t resident_teams(Algorithm algorithm, Word world, unsigned threads, unsigned cluster, int multiprocessors,
+                           int* teams);
 
 // verdict: kMaxWorld * kGreetingPacks words of mapped host memory.
 cudaError_t launch_exchange(const Channel& channel, Word* verdict, cudaStream_t stream);

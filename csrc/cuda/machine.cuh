@@ -81,6 +81,30 @@ class Machine {
       return mine;
     }
   }
+  // Of two-shot, where a lane has one owner. Who has one place sums where it would else have nothing to wait for.
+  static constexpr int kPlacesAtOnce = kShare == Share::kOnePack ? 1 : 4;
+  __device__ __forceinline__ auto hops(Word world) const {
+    const Word hop = threadIdx.x / (data_threads() / world);
+    return Part<Never>{threadIdx.x < data_threads() ? hop : world, world, {}};
+  }
+  __device__ __forceinline__ auto places(Word shard, Word world) const {
+    const OwnerLanes lanes(data_threads(), world);
+    const Range mine = lanes.in_shard(threadIdx.x, blockIdx.x, gridDim.x, shard);
+    if constexpr (kShare == Share::kOnePack) {
+      return Part<Never>{mine.first, mine.end, {}};
+    } else {
+      return mine;
+    }
+  }
+  __device__ __forceinline__ auto own_places(Word shard, Word world) {
+    if constexpr (kShare == Share::kOnePack) {
+      auto mine = places(shard, world);
+      if (hops(world).first + 1 != world) mine.first = mine.end;
+      return mine;
+    } else {
+      return share(shard);
+    }
+  }
   __device__ __forceinline__ Range rearms(Word units) const {
     const Word first = threadIdx.x < data_threads() ? blockIdx.x * data_threads() + threadIdx.x : units;
     return {first, units, gridDim.x * data_threads()};

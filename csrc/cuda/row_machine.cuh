@@ -1,40 +1,35 @@
-// The GPU's machine with residual and RMSNorm. A team has a row, or several, and keeps them until all packs are there:
-// a block, or a cluster of blocks, which put their sums of squares into each other's shared memory. So nothing is read
-// back from global memory, and beside the one barrier that ends a call without a norm too there is none.
-//
-// The squares of a row are summed by 32 packs, and these sums in an order of their own, whatever the launch shape:
-// ranks may shape their launches as they like, and get the same bits.
+// The GPU's machine with residual and RMSNorm over one-shot. A team has a row, or several, and keeps them until all
+// packs are there: a block, or a cluster of blocks.
 #pragma once
 
-#include "cuda/machine.cuh"
-#include "cuda/rms_norm.cuh"
+#include "cuda/team_machine.cuh"
 
 namespace pcie_allreduce::cuda {
 
 template <class Element, Share kShare, bool kClustered>
-class RowMachine : public Machine<Element, kShare> {
-  using Base = Machine<Element, kShare>;
+class RowMachine : public TeamMachine<Element, kShare> {
+  using Base = TeamMachine<Element, kShare>;
   using Base::data_threads;
+  using Base::failed_;
+  using Base::norm_;
+  using Base::rows_;
+  using Base::sums_;
+  using Base::total_;
   static constexpr bool kOnePack = kShare == Share::kOnePack;
 
  public:
   __device__ __forceinline__ RowMachine(const FusedParams& params, char* shared)
-      : Base(params.channel, params.request),
-        norm_(params.norm),
-        rows_(params.rows),
-        sums_(reinterpret_cast<float*>(shared)),
+      : Base(params, shared),
         kept_more_(reinterpret_cast<Pack*>(shared + params.rows.sum_bytes) + threadIdx.x),
         team_(kClustered ? ptx::cluster_id() : blockIdx.x),
         lane_((kClustered ? ptx::rank_in_cluster() * data_threads() : 0) + threadIdx.x) {}
 
   __device__ __forceinline__ Call begin_call() {
-    const Call call = Base::begin_call();
     if constexpr (kClustered) {
-      if (threadIdx.x == 0) ptx::mbarrier_make(meeting(), blockDim.x / 32, rows_.cluster_bytes);
-      __syncwarp();
-      ptx::cluster_arrive_relaxed();  // nobody's shared memory is written before all blocks have started
+      return Base::begin_together();
+    } else {
+      return Base::begin_call();
     }
-    return call;
   }
 
   __device__ __forceinline__ auto share(Word units) {
@@ -68,29 +63,15 @@ class RowMachine : public Machine<Element, kShare> {
   }
 
   __device__ __forceinline__ bool any_failed(bool failed) {
-    this->publish();
     if constexpr (kClustered) {
-      __syncwarp();
-      ptx::cluster_wait();  // for the arrivals of begin_call
-      const bool warp_failed = __any_sync(kAll, failed) != 0;
-      if (threadIdx.x < data_threads()) {
-        sum_squares(warp_failed);
-      } else {
-        tell_cluster(sums_ + rows_.told_at + ptx::rank_in_cluster(), warp_failed ? kFailed : 0);
-      }
-      // For warps without a pack too: the stewards may advance the state when all have read it.
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(meeting());
-      while (!ptx::mbarrier_is_complete(meeting())) {
-      }
-      total_ = row_total(sums_, rows_.groups);
-      failed_ = cluster_failed();
-      ptx::griddepcontrol_launch_dependents();
+      return Base::end_together(failed, [&](bool warp_failed) { sum_squares(warp_failed); });
     } else {
+      this->publish();
       if (threadIdx.x < data_threads()) sum_squares(false);
       failed_ = this->meet(failed);
       total_ = row_total(sums_, rows_.groups);
+      return failed_;
     }
-    return failed_;
   }
 
   __device__ __forceinline__ void end_call(const Call& call, Word used) {
@@ -110,13 +91,6 @@ class RowMachine : public Machine<Element, kShare> {
   }
 
  private:
-  static constexpr unsigned kAll = 0xFFFF'FFFFu;
-  static constexpr Word kFailed = 0xFFFF'DEADu;  // a NaN in the place of a sum, and none that arithmetic gives
-
-  __device__ __forceinline__ static std::uint64_t* meeting() {
-    __shared__ std::uint64_t barrier;
-    return &barrier;
-  }
   // From one pack of a lane to its next.
   __device__ __forceinline__ auto step() const {
     if constexpr (kOnePack) {
@@ -138,7 +112,7 @@ class RowMachine : public Machine<Element, kShare> {
       const float sum = warp_sum(there ? Element::squares(kept(k)) : 0.0f);
       if ((rows_.stacked ? lane_ / 32 : group) < rows_.groups) {
         if constexpr (kClustered) {
-          tell_cluster(sums_ + group, warp_failed ? kFailed : __float_as_uint(sum));
+          this->tell_sum(group, sum, warp_failed);
         } else if (threadIdx.x % 32 == 0) {
           sums_[group] = sum;
         }
@@ -147,36 +121,12 @@ class RowMachine : public Machine<Element, kShare> {
     }
   }
 
-  __device__ __forceinline__ void tell_cluster(const float* place, Word value) const {
-    const Word block = threadIdx.x % 32;
-    if (block < rows_.cluster) ptx::st_async_cluster(place, meeting(), block, value);
-  }
-
-  // What the stewards say, and what a warp says that failed: it has a part of the team's first row.
-  __device__ __forceinline__ bool cluster_failed() const {
-    Word said = 0;
-#pragma unroll
-    for (Word block = 0; block < kMaxCluster; ++block) {
-      if (block < rows_.cluster) said |= __float_as_uint(sums_[rows_.told_at + block]);
-    }
-    if (isnan(total_)) {
-      PAR_ROLLED
-      for (Word group = 0; group < rows_.groups; ++group) said |= __float_as_uint(sums_[group]) == kFailed;
-    }
-    return said != 0;
-  }
-
-  const Norm& norm_;
-  const Rows& rows_;
-  float* sums_;
   Pack* kept_more_;  // behind the first: this thread's own
   Word kept_count_ = 0;
   Word team_;
   Word lane_;
   Word first_;
   Word end_;
-  bool failed_ = false;
-  float total_ = 0;  // of the squares of the team's first row
   Pack residual_{};
   Pack weight_{};
   Pack kept_{};

@@ -39,6 +39,18 @@ Range Lane::share(Word units) const {
   const Word first = moves_data() ? block() * data_threads_ + thread() : units;
   return {first, units, blocks() * data_threads_};
 }
+Range Lane::hops(Word world) const {
+  return moves_data() ? OwnerLanes(data_threads_, world).hops(thread(), world) : Range{world, world, 1};
+}
+Range Lane::places(Word shard, Word world) const {
+  return OwnerLanes(data_threads_, world).in_shard(thread(), block(), blocks(), shard);
+}
+// As the GPU's machine, where a lane has one place; else in another order than that of sending.
+Range Lane::own_places(Word shard, Word world) const {
+  const Range mine = places(shard, world);
+  if (!moves_data() || data_threads_ < world || mine.step < shard) return share(shard);
+  return hops(world).first + 1 == world ? mine : Range{shard, shard, 1};
+}
 Range Lane::once_a_block(Word tasks) const {
   return {steward() < steward_count() ? steward() : tasks, tasks, steward_count()};
 }

@@ -24,6 +24,9 @@ class Lane : public Task {
   Word block() const { return id.block; }
   Word blocks() const;
   Range share(Word units) const;
+  Range hops(Word world) const;
+  Range places(Word shard, Word world) const;
+  Range own_places(Word shard, Word world) const;
   virtual Range once_a_block(Word tasks) const;
   virtual Range once_a_rank(Word tasks) const;
 

@@ -25,6 +25,10 @@ class Machine {
   Word block() const { return lane_.block(); }
   Word blocks() const { return lane_.blocks(); }
   Range share(Word units) const { return lane_.share(units); }
+  Range hops(Word world) const { return lane_.hops(world); }
+  static constexpr int kPlacesAtOnce = 2;
+  Range places(Word shard, Word world) const { return lane_.places(shard, world); }
+  Range own_places(Word shard, Word world) const { return lane_.own_places(shard, world); }
   Range rearms(Word units) const { return lane_.share(units); }
   Range once_a_block(Word tasks) const { return lane_.once_a_block(tasks); }
   Range once_a_rank(Word tasks) const { return lane_.once_a_rank(tasks); }

@@ -96,6 +96,10 @@ class Machine {
   Word block() const { return 0; }
   Word blocks() const { return 1; }
   PAR_INLINE Range share(Word units) const { return {0, units, 1}; }
+  PAR_INLINE Range hops(Word world) const { return {0, world, 1}; }
+  static constexpr int kPlacesAtOnce = 1;
+  PAR_INLINE Range places(Word shard, Word) const { return {0, shard, 1}; }
+  PAR_INLINE Range own_places(Word shard, Word) const { return {0, shard, 1}; }
   PAR_INLINE Range rearms(Word units) const { return {0, units, 1}; }
   PAR_INLINE Range once_a_block(Word tasks) const { return {0, tasks, 1}; }
   PAR_INLINE Range once_a_rank(Word tasks) const { return {0, tasks, 1}; }

@@ -22,6 +22,10 @@ inline Word packs_used(Algorithm algorithm, Dtype dtype, Word world, Word bytes,
   }
 }
 
+inline Word owners_of(Algorithm algorithm, Word world) {
+  return algorithm == Algorithm::kTwoShot ? world : (algorithm == Algorithm::kIsland ? world / 2 : 1);
+}
+
 // Packs that the lanes share: of the payload, or of a shard.
 inline Word positions(Algorithm algorithm, Word world, Word bytes) {
   const Word packs = Request{nullptr, nullptr, bytes, 0, false}.units();

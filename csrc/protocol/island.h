@@ -4,7 +4,7 @@
 // rounding at the end.
 #pragma once
 
-#include "protocol/shards.h"
+#include "protocol/owners.h"
 
 namespace pcie_allreduce {
 
@@ -30,38 +30,31 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
   const IslandLayout layout(channel.world, request.units(), kSpread);
   const Word units = request.units<Unit>();
   const Word shard = layout.shard / kUnitPacks;
-  const auto mine = machine.share(shard);
-  Word owner[kHalf - 1];
-  PAR_UNROLL
-  for (Word hop = 0; hop < kHalf - 1; ++hop) owner[hop] = after(place, hop + 1, kHalf);
-  Unit ahead[kHalf - 1] = {};
-  read_shards(machine, request, owner, shard, mine.first, ahead);
+  const auto hops = machine.hops(kHalf);
+  const auto places = machine.places(shard, kHalf);
+  const auto mine = machine.own_places(shard, kHalf);
+  const auto at = [&](Word owner, Word i) { return owner * shard + i; };
+  const auto input = shard_input<kHalf>(machine, request, place, hops, places, at);
   bool failed = call.failed;
 
   if (!failed) {
     send_signatures(machine, about);
-    Pack* mate[kHalf - 1];
-    PAR_UNROLL
-    for (Word hop = 0; hop < kHalf - 1; ++hop) {
-      mate[hop] = area_of(channel.slab[channel.islands.mates[owner[hop]]], call.phase, channel.area_packs);
-    }
-    Pack* partner = area_of(channel.slab[channel.islands.partner], call.phase, channel.area_packs) + layout.cross();
-    for (Word i = mine.first; i < mine.end; i += mine.step) {
-      if (i != mine.first) read_shards(machine, request, owner, shard, i, ahead);
-      PAR_UNROLL
-      for (Word hop = 0; hop < kHalf - 1; ++hop) {
-        if (owner[hop] * shard + i < units) {
-          machine.put(mate[hop] + layout.scatter(place, owner[hop]) + i * kUnitPacks, encoded(ahead[hop]));
-        }
-      }
-    }
+    const auto area_of_mate = [&](Word owner) {
+      return area_of(channel.slab[channel.islands.mates[owner]], call.phase, channel.area_packs);
+    };
+    for_each_owner<kHalf>(place, hops, [&](Word owner) {
+      if (owner == place) return true;
+      Pack* to = area_of_mate(owner) + layout.scatter(place, owner);
+      input.send(owner, [&](Word i, const Unit& unit) { machine.put(to + i * kUnitPacks, unit); });
+      return true;
+    });
     failed = !signatures_agree(machine, about, machine.once_a_block(channel.world - 1));
 
-    const Word begin = place * shard;  // of the own shard
-    const Word end = begin >= units ? 0 : (units - begin < shard ? units - begin : shard);
+    Pack* partner = area_of(channel.slab[channel.islands.partner], call.phase, channel.area_packs) + layout.cross();
+    const auto is_own = [&](Word i) { return i < mine.end && at(place, i) < units; };
     const auto own_partial = [&](Word i, typename Element::Sum& sum) {
       Unit got[kHalf];
-      const Unit own = encoded(machine.read(request, begin + i));
+      const Unit own = encoded(input.read(place, i));
       const Slots slots{about.area + kLinePacks + i * kUnitPacks, layout.shard, place};
       if (!take_all(machine, about, Stage::kScatter, slots, own, got)) return false;
       PAR_UNROLL
@@ -69,7 +62,7 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
       return true;
     };
     typename Element::Sum kept;  // of the lane's first unit, which on a GPU mostly is its only one
-    for (Word i = mine.first; i < end && !failed; i += mine.step) {
+    for (Word i = mine.first; is_own(i) && !failed; i += mine.step) {
       typename Element::Sum sum;
       failed = !own_partial(i, sum);
       if (failed) break;  // and sends nothing
@@ -82,7 +75,7 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
       }
     }
     if (!failed) rearm(machine, channel, call);  // while the partials cross: the longest wait
-    for (Word i = mine.first; i < end && !failed; i += mine.step) {
+    for (Word i = mine.first; is_own(i) && !failed; i += mine.step) {
       // The others are summed again from the slots, beside the wait for the partner: a lane may own many.
       typename Element::Sum sum;
       Unit theirs[kSpread] = {};
@@ -94,21 +87,26 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
       failed = failed || !take_partial(machine, about, layout, i, theirs);
       if (failed) break;
       Element::add_partial(sum, theirs);  // of two terms: the order does not matter
-      const Unit total = encoded(rounded_once<Element>(machine, begin + i, sum));
+      const Unit total = encoded(rounded_once<Element>(machine, at(place, i), sum));
       PAR_UNROLL
-      for (Word hop = 0; hop < kHalf - 1; ++hop) {
-        machine.put(mate[hop] + layout.gather(place, owner[hop]) + i * kUnitPacks, total);
+      for (Word hop = 1; hop < kHalf; ++hop) {
+        const Word owner = after(place, hop, kHalf);
+        machine.put(area_of_mate(owner) + layout.gather(place, owner) + i * kUnitPacks, total);
       }
-      machine.write(request, begin + i, total);
+      machine.write(request, at(place, i), total);
     }
-
-    const Pack* gathered = about.area + layout.cross() + kSpread * layout.shard;
-    const auto sums = [&](Word i) { return Slots{gathered + i * kUnitPacks, layout.shard, place}; };
-    failed = failed || !take_sums<kHalf>(machine, about, request, mine, shard, place, sums);
+    failed = failed || !for_each_owner<kHalf>(place, hops, [&](Word owner) {
+               if (owner == place) return true;
+               const Pack* from = about.area + layout.gather(owner, place);
+               return take_places<Machine::kPlacesAtOnce>(
+                   machine, about, owner, places,
+                   [&](Word i) { return at(owner, i) < units ? from + i * kUnitPacks : nullptr; },
+                   [&](Word i, const Unit& sum) { machine.write(request, at(owner, i), sum); });
+             });
   }
 
   if (machine.any_failed(failed)) {
-    write_nan<Element>(machine, request, mine, shard);
+    clear_places<Element, kHalf>(machine, request, place, hops, places, mine, at);
     return;
   }
   machine.end_call(call, layout.used());

@@ -70,6 +70,16 @@ PAR_INLINE bool comes_soon(const Came& came) {
   return false;
 }
 
+// The unit of one source. `wait` may be that of several.
+template <class Machine, class Unit>
+PAR_INLINE bool take_one(Machine& machine, const Waiting& about, Wait& wait, Stage stage, Word source, const Pack* slot,
+                         Unit& unit) {
+  while (!comes_soon<Machine>([&] { return arrived(unit = machine.template peek<Unit>(slot)); })) {
+    if (gave_up(machine, about, wait, stage, 1u << source)) return false;
+  }
+  return true;
+}
+
 // Slots of several sources, in the order of their ranks without the reader's own.
 struct Slots {
   const Pack* first;
@@ -94,10 +104,10 @@ PAR_INLINE Word look(Machine& machine, Word missing, const Places& slots, Unit (
   return still;
 }
 
-// One unit of every source in `awaited`. False: the call has failed.
+// One unit of every source in `awaited`, or several of the source in `blamed`. False: the call has failed.
 template <int kSources, class Machine, class Places, class Unit = typename Machine::Unit>
 PAR_INLINE bool take(Machine& machine, const Waiting& about, Stage stage, Word awaited, const Places& slots,
-                     Unit (&got)[kSources]) {
+                     Unit (&got)[kSources], Word blamed = 0) {
   Word missing = awaited;
   const auto came = [&] {
     if constexpr (requires { machine.template await_hint<kSources>(missing, slots); }) {
@@ -108,7 +118,7 @@ PAR_INLINE bool take(Machine& machine, const Waiting& about, Stage stage, Word a
   };
   Wait wait(kind_algorithm(about.request.kind), stage);
   while (!comes_soon<Machine>(came)) {
-    if (gave_up(machine, about, wait, stage, missing)) return false;
+    if (gave_up(machine, about, wait, stage, blamed == 0 ? missing : blamed)) return false;
   }
   return true;
 }
@@ -189,9 +199,7 @@ PAR_INLINE bool signatures_agree(Machine& machine, const Waiting& about, const R
     if constexpr (kCountsWaits) waited = machine.waited(peer);  // loaded beside the wait, not behind it
     Pack theirs;
     const Pack* slot = announcement(machine.staged(), about.channel, about.call.phase, index);
-    while (!comes_soon<Machine>([&] { return arrived(theirs = machine.template peek<Pack>(slot)); })) {
-      if (gave_up(machine, about, wait, Stage::kSignature, source)) return false;
-    }
+    if (!take_one(machine, about, wait, Stage::kSignature, peer, slot, theirs)) return false;
     if constexpr (kCountsWaits) {
       waited.add(machine.clock_ns() - began);
       machine.set_waited(peer, waited);

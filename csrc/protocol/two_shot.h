@@ -2,9 +2,41 @@
 // Each rank sends 2 (world - 1) / world times the payload, where one-shot sends world - 1 times.
 #pragma once
 
-#include "protocol/shards.h"
+#include "protocol/owners.h"
 
 namespace pcie_allreduce {
+
+constexpr Word kNowhere = ~0u;
+
+// Rows of which every rank owns a part, where a machine keeps rows together.
+struct RowParts {
+  Word row;   // units
+  Word part;  // units of a row that a rank owns: whole lines, and the last ones may be short or empty
+  Word rows;
+  PAR_INLINE constexpr Word place_of(Word owner, Word row_index, Word place) const {
+    const Word at = owner * part + place;
+    return at < row ? row_index * row + at : kNowhere;
+  }
+  PAR_INLINE constexpr Word units(Word world) const { return rows * part * world; }  // that the shards are made for
+};
+
+// Where place i of an owner's shard stands in the payload; behind its end, where that shard is shorter.
+template <class Machine>
+PAR_INLINE Word place_of(const Machine& machine, Word owner, Word shard, Word i) {
+  if constexpr (requires { machine.place_of(owner, i); }) {
+    return machine.place_of(owner, i);
+  } else {
+    return owner * shard + i;
+  }
+}
+template <class Machine>
+PAR_INLINE Word packs_for_shards(const Machine& machine, const Request& request, Word world) {
+  if constexpr (requires { machine.parts(); }) {
+    return machine.parts().units(world);
+  } else {
+    return request.units();
+  }
+}
 
 template <class Element, int kWorld, class Machine>
 PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request& given) {
@@ -14,57 +46,54 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
   const Waiting about = waiting_for(machine, channel, given, call);
   const Request request = given;
   const Word rank = channel.rank;
-  const TwoShotLayout layout(kWorld, request.units());
+  const TwoShotLayout layout(kWorld, packs_for_shards(machine, request, kWorld));
   const Word units = request.units<Unit>();
   const Word shard = layout.shard / kUnitPacks;
-  const auto mine = machine.share(shard);  // a lane has the same place in every shard
-  Word owner[kWorld - 1];                  // hop h: rank + 1 + h, so that nobody is everybody's first destination
-  PAR_UNROLL
-  for (Word hop = 0; hop < kWorld - 1; ++hop) owner[hop] = after(rank, hop + 1, kWorld);
-  Unit ahead[kWorld - 1] = {};
-  read_shards(machine, request, owner, shard, mine.first, ahead);  // beside the state of the call, not behind it
+  const auto hops = machine.hops(kWorld);
+  const auto places = machine.places(shard, kWorld);
+  const auto at = [&](Word owner, Word i) { return place_of(machine, owner, shard, i); };
+  const auto own = machine.own_places(shard, kWorld);
+  const auto input = shard_input<kWorld>(machine, request, rank, hops, places, at);
   bool failed = call.failed;
 
   if (!failed) {
     send_signatures(machine, about);
-    Pack* peer[kWorld - 1];
-    PAR_UNROLL
-    for (Word hop = 0; hop < kWorld - 1; ++hop) {
-      peer[hop] = area_of(channel.slab[owner[hop]], call.phase, channel.area_packs);
-    }
-    for (Word i = mine.first; i < mine.end; i += mine.step) {
-      if (i != mine.first) read_shards(machine, request, owner, shard, i, ahead);
-      PAR_UNROLL
-      for (Word hop = 0; hop < kWorld - 1; ++hop) {
-        if (owner[hop] * shard + i < units) {
-          machine.put(peer[hop] + layout.scatter(rank, owner[hop]) + i * kUnitPacks, encoded(ahead[hop]));
-        }
-      }
-    }
+    for_each_owner<kWorld>(rank, hops, [&](Word owner) {
+      if (owner == rank) return true;
+      Pack* to = area_of(channel.slab[owner], call.phase, channel.area_packs) + layout.scatter(rank, owner);
+      input.send(owner, [&](Word i, const Unit& unit) { machine.put(to + i * kUnitPacks, unit); });
+      return true;
+    });
     rearm(machine, channel, call);
     failed = !signatures_agree(machine, about, machine.once_a_block(channel.world - 1));
-    const Pack* scattered = about.area + kLinePacks;
-    for (Word i = mine.first; i < mine.end && rank * shard + i < units && !failed; i += mine.step) {
+    for (Word i = own.first; i < own.end && at(rank, i) < units && !failed; i += own.step) {
       Unit got[kWorld];
-      const Unit own = encoded(machine.read(request, rank * shard + i));
-      if (!take_all(machine, about, Stage::kScatter, Slots{scattered + i * kUnitPacks, layout.shard, rank}, own, got)) {
+      const Slots slots{about.area + kLinePacks + i * kUnitPacks, layout.shard, rank};
+      if (!take_all(machine, about, Stage::kScatter, slots, encoded(input.read(rank, i)), got)) {
         failed = true;  // sends nothing: its peers must not take NaN for a sum
         break;
       }
-      const Unit sum = encoded(sum_in_rank_order<Element>(machine, rank * shard + i, got));
+      const Unit sum = encoded(sum_in_rank_order<Element>(machine, at(rank, i), got));
       PAR_UNROLL
-      for (Word hop = 0; hop < kWorld - 1; ++hop) {
-        machine.put(peer[hop] + layout.gather(rank, owner[hop]) + i * kUnitPacks, sum);
+      for (Word hop = 1; hop < kWorld; ++hop) {
+        const Word reader = after(rank, hop, kWorld);
+        Pack* area = area_of(channel.slab[reader], call.phase, channel.area_packs);
+        machine.put(area + layout.gather(rank, reader) + i * kUnitPacks, sum);
       }
-      machine.write(request, rank * shard + i, sum);
+      machine.write(request, at(rank, i), sum);
     }
-    const Pack* gathered = scattered + (kWorld - 1) * layout.shard;
-    const auto sums = [&](Word i) { return Slots{gathered + i * kUnitPacks, layout.shard, rank}; };
-    failed = failed || !take_sums<kWorld>(machine, about, request, mine, shard, rank, sums);
+    failed = failed || !for_each_owner<kWorld>(rank, hops, [&](Word owner) {
+               if (owner == rank) return true;
+               const Pack* from = about.area + layout.gather(owner, rank);
+               return take_places<Machine::kPlacesAtOnce>(
+                   machine, about, owner, places,
+                   [&](Word i) { return at(owner, i) < units ? from + i * kUnitPacks : nullptr; },
+                   [&](Word i, const Unit& sum) { machine.write(request, at(owner, i), sum); });
+             });
   }
 
   if (machine.any_failed(failed)) {
-    write_nan<Element>(machine, request, mine, shard);
+    clear_places<Element, kWorld>(machine, request, rank, hops, places, own, at);
     return;
   }
   machine.end_call(call, layout.used());

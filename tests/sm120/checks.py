@@ -76,9 +76,11 @@ def one_election_one_fence(compiled: Compiled, variant: Variant) -> Iterator[str
     if (names := kernel.names(set(elections))) != {"ATOMG.E.EXCH.STRONG.GPU": 1}:
         yield f"atomics other than one election: {dict(names)}"
     fences = {"MEMBAR.ALL.SYS": 1 + more, **({"MEMBAR.ALL.CTA": 1} if variant.clustered else {})}  # beside it
-    if (names := kernel.names(set(kernel.find("MEMBAR", "FENCE")))) != fences:
+    # FENCE.VIEW.ASYNC.S concerns the block's own shared memory, in which a cluster's barrier is made.
+    found = {index for index in kernel.find("MEMBAR", "FENCE") if kernel.code[index].name != "FENCE.VIEW.ASYNC.S"}
+    if (names := kernel.names(found)) != fences:
         yield f"fences other than {fences}: {dict(names)}"
-    unelected = kernel.reachable(frozenset(elections)) & set(kernel.find("MEMBAR", "FENCE"))
+    unelected = kernel.reachable(frozenset(elections)) & found
     if len(unelected) != more:
         yield f"fences without an election: {dict(kernel.names(unelected))}"
 

@@ -40,6 +40,7 @@ class Steps:
     reads: int  # packs of the caller's input
     writes: int  # packs of the caller's output, NaN among them
     again: tuple[int, int, int] = (0, 0, 0)  # reads, looks, stages
+    once: int = 0  # and writes; then one stage more awaits a single slot
     staged: bool = False  # slabs lie in host memory, whose re-arming ends with a fence; four phases
     flags: int = 0  # stages that flags announce, each behind a fence
 
@@ -56,31 +57,43 @@ def fused_one_shot(world: int, _: int) -> Steps:
     return replace(plain, reads=plain.reads + 2 + 2, writes=plain.writes + 1 + 1, again=(1 + 2, 0, 0))
 
 
+AT_ONCE = 4  # sums of an owner that a lane of several places looks at together
+
+
 def two_shot(world: int, _: int) -> Steps:
-    shards = world - 1  # of others: sent to them, and their sums received
+    # To an owner, and a sum to everybody; from everybody, and sums of an owner. The first unit is read early, others
+    # one ahead, and own ones that are not the first. The own sum is written, those of an owner, NaN in both places.
     return Steps(
-        sends=2 * shards,
-        looks=2 * world,
+        sends=1 + world - 1,
+        looks=world + AT_ONCE,
         stages=2,
         alone=0,
-        reads=2 * shards + 1,
-        writes=1 + world + 1,
-        again=(shards, 0, 0),
+        reads=1 + 1 + 1,
+        writes=1 + AT_ONCE + 2,
+        again=(1, AT_ONCE - 1, 0),
+        once=AT_ONCE - 1,
     )
+
+
+def fused_two_shot(world: int, _: int) -> Steps:
+    plain = two_shot(world, 0)
+    # A residual and a weight; a normed pack, and NaN twice in two places.
+    return replace(plain, reads=plain.reads + 2, writes=plain.writes + 1 + 2)
 
 
 def island(world: int, element_bytes: int) -> Steps:
     half = world // 2
     spread = 4 // element_bytes  # packs of float32 that one pack becomes
-    looks = 3 * half + spread  # the own island's partial is summed twice: to be sent, and when the partner's has come
+    # The own island's partial is summed twice: to be sent, and when the partner's has come.
     return Steps(
-        sends=2 * (half - 1) + spread,
-        looks=looks,
+        sends=1 + half - 1 + spread,
+        looks=2 * half + spread + AT_ONCE,
         stages=4,
         alone=int(spread == 1),
-        reads=2 * (half - 1) + 2,
-        writes=1 + half + 1,
-        again=(half - 1 + 1, half, 1),
+        reads=1 + 1 + 2,
+        writes=1 + AT_ONCE + 2,
+        again=(1 + 1, half + AT_ONCE - 1, 1),
+        once=AT_ONCE - 1,
     )
 
 
@@ -121,6 +134,7 @@ ALGORITHMS: dict[str, tuple[Callable[[int, int], Steps], tuple[int, ...]]] = {
     "one_shot": (one_shot, (2, 3, 4, 5, 6, 7, 8)),
     "fused_one_shot": (fused_one_shot, (2, 3, 4, 5, 6, 7, 8)),
     "two_shot": (two_shot, (2, 3, 4, 5, 6, 7, 8)),
+    "fused_two_shot": (fused_two_shot, (2, 3, 4, 5, 6, 7, 8)),
     "island": (island, (4, 6, 8)),
     "staged_one_shot": (staged_one_shot, (2, 3, 4, 5, 6, 7, 8)),
     "staged_two_shot": (staged_two_shot, (2, 3, 4, 5, 6, 7, 8)),
@@ -132,6 +146,9 @@ ALGORITHMS: dict[str, tuple[Callable[[int, int], Steps], tuple[int, ...]]] = {
 def variants(algorithm: str) -> Iterator[Variant]:
     for world in ALGORITHMS[algorithm][1]:
         for dtype in ELEMENT_BYTES:
+            if algorithm == "fused_two_shot":
+                yield Variant(algorithm, dtype, world, SHARES[0], clustered=True)
+                continue
             if algorithm.startswith("fused"):
                 for share in SHARES[:2]:
                     yield Variant(algorithm, dtype, world, share, clustered=False)
@@ -161,7 +178,14 @@ def steps_of(variant: Variant) -> Steps:
     if variant.share != SHARES[0]:
         return steps
     reads, looks, stages = steps.again
-    return replace(steps, reads=steps.reads - reads, looks=steps.looks - looks, stages=steps.stages - stages)
+    return replace(
+        steps,
+        reads=steps.reads - reads,
+        looks=steps.looks - looks,
+        stages=steps.stages - stages,
+        writes=steps.writes - steps.once,
+        alone=steps.alone + (steps.once > 0),
+    )
 
 
 def _flags(stages: int) -> dict[Access, tuple[int, int]]:

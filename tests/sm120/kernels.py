@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 ELEMENTS = {"7Float32": "float32", "8IeeeHalf": "float16", "9BrainHalf": "bfloat16"}
 SHARES = ("one pack", "packs", "elements")  # what a lane has to do at most, as csrc/cuda/launch.h counts them
-# Of a function in an anonymous namespace: run_<algorithm><Element, ranks, share>, and of a fused
-# one whether it has clusters, as the compiler spells it.
-MANGLED = re.compile(r"run_([a-z_]+?)I\w*?(7Float32|8IeeeHalf|9BrainHalf)E*Li(\d)EL\w*?5ShareE([012])E(?:Lb([01])E)?")
+# Of a function in an anonymous namespace: run_<algorithm><Element, ranks, share>, and of a fused one whether it has
+# clusters, as the compiler spells it. Fused two-shot is always for lanes of one pack, in clusters.
+MANGLED = re.compile(
+    r"run_([a-z_]+?)I\w*?(7Float32|8IeeeHalf|9BrainHalf)E*Li(\d)E(?:L\w*?5ShareE([012])E(?:Lb([01])E)?|E)"
+)
 USAGE = re.compile(
     r"Function (?P<name>\S+?):\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+) SHARED:\d+ LOCAL:(?P<local>\d+)"
 )
@@ -98,7 +100,7 @@ def variant_of(mangled: str) -> Variant | None:
         return None
     algorithm, element, ranks, share, clustered = found.groups()
     world = int(ranks) * (2 if algorithm == "island" else 1)  # island's parameter is half the ranks
-    return Variant(algorithm, ELEMENTS[element], world, SHARES[int(share)], clustered == "1")
+    return Variant(algorithm, ELEMENTS[element], world, SHARES[int(share or 0)], share is None or clustered == "1")
 
 
 def by_variant(compiled: dict[str, Compiled]) -> dict[Variant, Compiled]:

@@ -1,0 +1,82 @@
+// The GPU's machine with residual and RMSNorm over two-shot. Every rank owns a part of every row, and a cluster of
+// blocks has a row, each of its lanes one pack. Owners add the residual and round; every rank repeats the norm from the
+// sums that it was sent, since a third stage would cost more than that.
+#pragma once
+
+#include "cuda/team_machine.cuh"
+#include "protocol/two_shot.h"
+
+namespace pcie_allreduce::cuda {
+
+template <class Element, int kWorld>
+class PartMachine : public TeamMachine<Element, Share::kOnePack> {
+  using Base = TeamMachine<Element, Share::kOnePack>;
+  using Base::data_threads;
+  using Base::failed_;
+  using Base::norm_;
+  using Base::rows_;
+  using Base::total_;
+
+ public:
+  __device__ __forceinline__ PartMachine(const FusedParams& params, char* shared)
+      : Base(params, shared), row_(ptx::cluster_id()) {}
+
+  __device__ __forceinline__ Call begin_call() { return Base::begin_together(); }
+
+  // Parts are whole lines, so a rank's parts of all rows are what two-shot calls its shard.
+  __device__ __forceinline__ RowParts parts() const { return {rows_.packs, rows_.part, rows_.count}; }
+  __device__ __forceinline__ Word place_of(Word, Word) const { return at_; }  // a lane has one; after `places`
+  __device__ __forceinline__ auto places(Word shard, Word world) {
+    const OwnerLanes lanes(data_threads(), world);
+    const Word place = lanes.in_shard(threadIdx.x, ptx::rank_in_cluster(), rows_.cluster, rows_.part).first;
+    const auto hops = this->hops(world);
+    const Word owner = after(this->channel_.rank, hops.first + 1, kWorld);
+    if (hops.first < world && place < rows_.part) at_ = parts().place_of(owner, row_, place);
+    if (hops.first < world && place / 32 < rows_.part_groups) group_ = owner * rows_.part_groups + place / 32;
+    if (at_ != kNowhere) {  // asked for now, so that they are here when the peers' packs are
+      if (owner == this->channel_.rank) residual_ = ptx::ld_weak_v4(static_cast<const Pack*>(norm_.residual) + at_);
+      weight_ = ptx::ld_weak_v4(static_cast<const Pack*>(norm_.weight) + (at_ - row_ * rows_.packs));
+    }
+    place_ = place < rows_.part ? row_ * rows_.part + place : shard;
+    return Part<Never>{place_, shard, {}};
+  }
+  __device__ __forceinline__ auto own_places(Word shard, Word world) {
+    return Part<Never>{this->hops(world).first + 1 == world ? place_ : shard, shard, {}};
+  }
+
+  __device__ __forceinline__ void add_residual(Word, typename Element::Sum& sum) const { Element::add(sum, residual_); }
+
+  __device__ __forceinline__ void write(const Request& request, Word i, const Pack& pack) {
+    Base::write(request, i, pack);
+    if (failed_) {
+      static_cast<Pack*>(norm_.normed)[i] = pack;  // NaN
+    } else {
+      kept_ = pack;
+    }
+  }
+
+  __device__ __forceinline__ bool any_failed(bool failed) {
+    return Base::end_together(failed, [&](bool warp_failed) {
+      const float sum = warp_sum(at_ != kNowhere ? Element::squares(kept_) : 0.0f);
+      if (group_ != kNowhere) this->tell_sum(group_, sum, warp_failed);
+    });
+  }
+
+  __device__ __forceinline__ void end_call(const Call& call, Word used) {
+    Base::end_call(call, used);  // by the stewards
+    if (at_ == kNowhere) return;
+    const float scale = scale_for(total_, rows_.inverse_hidden, norm_.eps);
+    static_cast<Pack*>(norm_.normed)[at_] = Element::scaled(kept_, weight_, scale, norm_.weight_bias);
+  }
+
+ private:
+  Word row_;
+  Word place_ = 0;
+  Word at_ = kNowhere;     // this lane's pack
+  Word group_ = kNowhere;  // of the sums of squares, that of its warp
+  Pack residual_{};
+  Pack weight_{};
+  Pack kept_{};
+};
+
+}  // namespace pcie_allreduce::cuda
