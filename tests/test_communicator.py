@@ -263,7 +263,12 @@ def one_closes_early(me: Rank) -> tuple[str, float]:
         comm.close()
         return "", 0.0
     begun = time.monotonic()
-    message = raised(pcie_allreduce.ClosedError, lambda: works(me, comm), "rank 1", "closed")
+
+    def call() -> None:
+        float(comm.all_reduce(ones(me)).sum())  # a GPU's call fails behind its start
+        comm.check()
+
+    message = raised(pcie_allreduce.ClosedError, call, "rank 1", "closed")
     comm.close()
     return message, time.monotonic() - begun
 

@@ -15,6 +15,7 @@ from ranks import Rank, left_in_shared_memory, run_ranks, shared_memory
 
 import pcie_allreduce
 from pcie_allreduce.bench.backends.base import Seat
+from pcie_allreduce.bench.worker import own_stream
 from pcie_allreduce.soak.plan import FAILURES, KILLED, Round, draw, islands_of
 from pcie_allreduce.soak.player import Counts, Player
 
@@ -56,7 +57,8 @@ def played(me: Rank, trouble: str, patch: str) -> tuple[Counts, list[str]]:
             pcie_allreduce.Communicator.all_reduce = {"corrupted": corrupted, "silent": silent}[patch]  # type: ignore[method-assign]
         player = Player(Seat(me.rank, me.world, torch.device(me.device), me.group), 2.0, told.append)
         round_ = of_trouble(trouble, me.world)
-        assert player.play(replace(round_, calls=round_.calls[round_.at :], at=0) if patch == "silent" else round_)
+        with own_stream(torch.device(me.device)):
+            assert player.play(replace(round_, calls=round_.calls[round_.at :], at=0) if patch == "silent" else round_)
         return player.counts, told
     finally:
         pcie_allreduce.Communicator.all_reduce = real  # type: ignore[method-assign]
