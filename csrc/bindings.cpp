@@ -205,7 +205,11 @@ PYBIND11_MODULE(_C, m) {
                                        static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype), blocks, threads,
                                        reinterpret_cast<cudaStream_t>(stream));
            })
-      .def("fault", [](const GpuChannel& channel) { return describe(channel.fault()); })
+      .def("fault",
+           [](const GpuChannel& channel) {
+             const std::optional<FaultRecord> fault = channel.fault();
+             return describe(fault ? &*fault : nullptr);
+           })
       .def("waits", [](const GpuChannel& channel) { return describe(channel.waits()); })
       .def("all_reduce_add_rms_norm",
            [](GpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word hidden, const Norm& norm,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pcie_allreduce")
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_kept: list[Transport] = []  # of communicators that went while a graph was captured
 
 
 @dataclass(frozen=True)
@@ -425,8 +426,12 @@ def _check_out(x: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def _let_go(transport: Transport) -> None:
-    """For a communicator that was collected or is open at exit: no waiting, no collective."""
-    transport.close(0.0)
+    """For a communicator that was collected or is open at exit: no waiting, no collective. In the middle of a capture,
+    which the calls of a close would spoil, all is kept until the process ends."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+        _kept.append(transport)
+    else:
+        transport.close(0.0)
 
 
 def _abandon_in_child() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -295,3 +296,25 @@ def test_a_rank_missing_in_a_replay_gives_nan_and_is_named(world: int) -> None:
             assert later, "a failed replay must give NaN, and so must every later one"
             assert missing == (1,), message
             assert "rank 1" in message, message
+
+
+def others_go_meanwhile(me: Rank) -> None:
+    """Python collects when it likes: a communicator that was closed, and one that was only dropped."""
+    with me.communicator(max_bytes=4096) as comm:
+        closed, dropped = me.communicator(max_bytes=4096), me.communicator(max_bytes=4096)
+        closed.close()
+        x = torch.full((64,), float(me.rank + 1), device=me.device)
+        graph = torch.cuda.CUDAGraph()
+        with comm.capture(), torch.cuda.graph(graph):
+            out = comm.all_reduce(x)
+            del closed, dropped
+            gc.collect()
+            out = comm.all_reduce(out)
+        graph.replay()
+        torch.cuda.synchronize()
+        comm.check()
+        assert float(out[0]) == me.world * sum(range(1, me.world + 1))
+
+
+def test_a_communicator_that_goes_during_a_capture_does_not_spoil_it() -> None:
+    run_ranks(2, others_go_meanwhile, device="cuda")

@@ -49,6 +49,7 @@ class PeerMemory {
   PeerMemory& operator=(PeerMemory&&) = delete;
 
   char* data() const { return data_; }
+  void leak() { data_ = nullptr; }
 
  private:
   int device_;

@@ -36,7 +36,7 @@ GpuChannel::GpuChannel(int device, Word rank, Word world, Word area_packs, doubl
     : device_(device),
       slabs_(transport == Transport::kStaged ? staged_slabs(device, area_packs)
                                              : peer_slabs(device, area_packs, transport)),
-      host_(device, kHostBytes) {
+      host_(std::make_unique<MappedMemory>(device, kHostBytes)) {
   const DeviceScope scope(device);
   channel_.slab[rank] = slabs_->own();
   channel_.state = control_of(slabs_->own());
@@ -51,7 +51,7 @@ GpuChannel::GpuChannel(int device, Word rank, Word world, Word area_packs, doubl
   int major = 0;
   require(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the architecture");
   dependent_launch_ = major >= 9;
-  channel_.record = static_cast<FaultRecord*>(host_.data());
+  channel_.record = static_cast<FaultRecord*>(host_->data());
   channel_.rank = rank;
   channel_.world = world;
   channel_.transport = transport;
@@ -61,11 +61,11 @@ GpuChannel::GpuChannel(int device, Word rank, Word world, Word area_packs, doubl
 }
 
 GpuChannel::~GpuChannel() {
-  if (!closed_) {
-    slabs_->abandon();
-    if (state_ != nullptr) state_->leak();
-  }
-  if (last_call_ != nullptr) cudaEventDestroy(last_call_);
+  if (closed_) return;
+  slabs_->abandon();
+  if (state_ != nullptr) state_->leak();
+  static_cast<void>(host_.release());
+  static_cast<void>(results_.release());
 }
 
 void GpuChannel::open(const std::vector<std::string>& handles) {
@@ -83,7 +83,7 @@ std::vector<Word> GpuChannel::exchange(double timeout) {
   const DeviceScope scope(device_);
   Channel greeting = channel_;
   greeting.timeout_ns = greeting.warmup_timeout_ns = nanoseconds(timeout);
-  Word* verdict = reinterpret_cast<Word*>(static_cast<char*>(host_.data()) + kVerdictOffset);
+  Word* verdict = reinterpret_cast<Word*>(static_cast<char*>(host_->data()) + kVerdictOffset);
   run_to_end([&](cudaStream_t stream) { return launch_exchange(greeting, verdict, stream); },
              "exchanging greetings with the peers");
   return {verdict, verdict + kMaxWorld * kGreetingPacks};
@@ -133,7 +133,7 @@ bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
                                 " is not within " + std::to_string(kMaxBlocks) + " x " + std::to_string(kMaxThreads));
   }
   require_room(algorithm, dtype, bytes);
-  if (fault() != nullptr) return true;
+  if (failed()) return true;
   const DeviceScope scope(device_);
   const bool captured = captures(stream);
   const Word shape = channel_.transport == Transport::kPull ? blocks << 16 | threads : kNoRows;
@@ -168,7 +168,7 @@ bool GpuChannel::all_reduce_add_rms_norm(const void* in, void* out, Word bytes, 
   const FusedLaunch launch = fused_launch(algorithm, dtype, channel_.world, bytes, hidden,
                                           LaunchShape{teams, threads, dependent_launch_, cluster});
   require_room(algorithm, dtype, launch.laid_out);
-  if (fault() != nullptr) return true;
+  if (failed()) return true;
   const DeviceScope scope(device_);
   const bool captured = captures(stream);
   const Request request{in, out, bytes, signature_kind(algorithm, dtype), captured, hidden};
@@ -177,9 +177,13 @@ bool GpuChannel::all_reduce_add_rms_norm(const void* in, void* out, Word bytes, 
   return false;
 }
 
-const FaultRecord* GpuChannel::fault() const {
-  return std::atomic_ref<const Word>(channel_.record->valid).load(std::memory_order_acquire) != 0 ? channel_.record
-                                                                                                  : nullptr;
+bool GpuChannel::failed() const {
+  return std::atomic_ref<const Word>(channel_.record->valid).load(std::memory_order_acquire) != 0;
+}
+
+std::optional<FaultRecord> GpuChannel::fault() const {
+  const std::lock_guard lock(record_turn_);
+  return failed() ? std::optional(*channel_.record) : std::nullopt;
 }
 
 std::vector<PeerWait> GpuChannel::waits() const {
@@ -207,6 +211,15 @@ bool GpuChannel::close(double patience) {
     cudaMemcpy(&control_of(channel_.slab[peer])->abort[channel_.rank], &farewell, sizeof farewell, cudaMemcpyDefault);
   }
   const bool freed = slabs_->close(patience);
+  {
+    const std::lock_guard lock(record_turn_);
+    last_record_ = *channel_.record;
+    channel_.record = &last_record_;
+    host_.reset();
+  }
+  state_.reset();
+  results_.reset();
+  if (last_call_ != nullptr) cudaEventDestroy(last_call_);
   closed_ = true;
   cudaGetLastError();
   return freed;

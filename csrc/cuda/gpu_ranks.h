@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,11 +34,12 @@ class GpuChannel {
   bool all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm,
                                Algorithm algorithm, Dtype dtype, unsigned teams, unsigned cluster, unsigned threads,
                                cudaStream_t stream);
-  const FaultRecord* fault() const;
-  std::vector<PeerWait> waits() const;  // one a rank; read beside running kernels
+  std::optional<FaultRecord> fault() const;  // also from another thread, beside close()
+  std::vector<PeerWait> waits() const;       // one a rank; read beside running kernels
   // Synchronises, tells the peers not to wait for this rank any more, and unmaps them. The slab is freed once every
   // peer has done so too, or has died; false: one had not after `patience` seconds, and the slab is kept until the
-  // process ends.
+  // process ends. All else that CUDA gave is let go of here and not by the destructor, which may come at any time, also
+  // while a graph is captured, and then would spoil it.
   bool close(double patience);
   int resident_blocks(unsigned threads) const;  // of the largest kernel, on the whole GPU
   // Of a fused kernel; 0: this GPU has no clusters.
@@ -48,12 +51,15 @@ class GpuChannel {
   void launch_ordered(const void* kernel, const void* params, const LaunchShape& shape, bool captured,
                       cudaStream_t stream);
   int multiprocessors() const;
+  bool failed() const;
 
   int device_;
   std::unique_ptr<Slabs> slabs_;
   std::unique_ptr<DeviceMemory> state_;    // of a staged channel: what this rank keeps from call to call
-  MappedMemory host_;                      // the fault record, then the greetings' verdict
+  std::unique_ptr<MappedMemory> host_;     // the fault record, then the greetings' verdict
   std::unique_ptr<MappedMemory> results_;  // of experiments
+  mutable std::mutex record_turn_;         // close() takes the record's memory from who reads it
+  FaultRecord last_record_{};              // of a closed channel
   Channel channel_{};
   cudaEvent_t last_call_ = nullptr;
   cudaStream_t last_stream_ = nullptr;

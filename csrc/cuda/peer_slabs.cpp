@@ -16,15 +16,15 @@ class PeerSlabs : public Slabs {
  public:
   PeerSlabs(int device, Word area_packs, Transport transport)
       : device_(device),
-        own_(device, slab_bytes(area_packs, transport)),
+        own_(std::make_unique<DeviceMemory>(device, slab_bytes(area_packs, transport))),
         presence_(host::SharedMemory::create(kPresenceBytes)) {
     const DeviceScope scope(device);
     const std::vector<char> image = host::fresh_slab(area_packs, transport);
-    require(cudaMemcpy(own_.data(), image.data(), image.size(), cudaMemcpyHostToDevice), "filling the mailbox");
+    require(cudaMemcpy(own_->data(), image.data(), image.size(), cudaMemcpyHostToDevice), "filling the mailbox");
   }
 
-  char* own() const override { return own_.data(); }
-  std::string handle() const override { return own_.handle() + presence_.name(); }
+  char* own() const override { return own_->data(); }
+  std::string handle() const override { return own_->handle() + presence_.name(); }
   char* open(const std::string& handle) override {
     if (handle.size() <= kIpcBytes) throw std::runtime_error("its handle is not usable");
     peer_presence_.push_back(host::SharedMemory::open(handle.substr(kIpcBytes), kPresenceBytes));
@@ -43,14 +43,18 @@ class PeerSlabs : public Slabs {
       all_gone = std::all_of(peer_presence_.begin(), peer_presence_.end(), gone);
     }
     peer_presence_.clear();
-    if (!all_gone) own_.leak();
+    if (!all_gone) own_->leak();
+    own_.reset();
     return all_gone;
   }
-  void abandon() override { own_.leak(); }
+  void abandon() override {
+    own_->leak();
+    for (PeerMemory& peer : peers_) peer.leak();
+  }
 
  private:
   int device_;
-  DeviceMemory own_;
+  std::unique_ptr<DeviceMemory> own_;
   host::SharedMemory presence_;  // says until when this rank may still write into its peers' slabs
   std::vector<PeerMemory> peers_;
   std::vector<host::SharedMemory> peer_presence_;

@@ -21,7 +21,8 @@ class Slabs {
   // The GPU is quiet, and peers know that this rank leaves. False: this rank's slab is kept until the process ends,
   // because after `patience` seconds a peer may still write to it.
   virtual bool close(double patience) = 0;
-  virtual void abandon() = 0;  // without close() nobody knows who still writes
+  // Without close() nobody knows who still writes. All is kept until the process ends, and CUDA is not called.
+  virtual void abandon() = 0;
 };
 
 // In GPU memory, exported by CUDA IPC.

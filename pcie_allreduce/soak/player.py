@@ -102,9 +102,10 @@ class Player:
             if replay == 0 and round_.trouble == "late" and self._is_culprit(round_):
                 time.sleep(round_.pause)
             graph.replay()
+            stream.synchronize()
+            comm.check()
             for out, (_, expected) in zip(outputs, operands, strict=True):
                 self._judge(out, expected, round_)
-            comm.check()
             self.counts.replays += 1
             self.counts.calls += len(inputs)
             self.counts.bytes += sum(call.nbytes for call in round_.graph)
