@@ -46,6 +46,7 @@ for ranks in $(printf '%s\n' "$most" 4 2 | sort -rnu); do
   algorithms=one_shot,two_shot
   part 240 "bench-ranks$ranks" pcie-allreduce bench --ranks "$ranks" --sizes "$sizes" --algorithm "auto,$algorithms" \
     --json "$out/bench-ranks$ranks.json"
+  part 180 "fused-ranks$ranks" pcie-allreduce bench --fused --mode graph --ranks "$ranks" --json "$out/fused-ranks$ranks.json"
   part 120 "bench-host-ranks$ranks" env PCIE_ALLREDUCE_P2P=0 pcie-allreduce bench --ranks "$ranks" --mode graph \
     --sizes 14336,43008,131072,524288 --backends pcie_allreduce,nccl-p2p-off,floor --json "$out/bench-host-ranks$ranks.json"
 done

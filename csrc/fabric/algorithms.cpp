@@ -26,6 +26,13 @@ Word two_shot_link(const Channel& channel, const Request& request, Word unit, Wo
   const Word shard = TwoShotLayout(channel.world, request.units()).shard;
   return kSignature + owned(packs, shard, reader) + owned(packs, shard, channel.rank);
 }
+Word two_shot_rows_link(const Channel& channel, const Request& request, Word unit, Word reader) {
+  if (unit > 1) return two_shot_link(channel, request, unit, reader);  // lines have no rows
+  if (reader == channel.rank) return 0;
+  const RowParts parts = row_parts(request, channel.world);
+  return kSignature + parts.rows * (owned(parts.row, parts.part, reader) + owned(parts.row, parts.part, channel.rank));
+}
+Word two_shot_rows_laid_out(const Request& request, Word world) { return row_parts(request, world).units(world); }
 Word island_link(const Channel& channel, const Request& request, Word unit, Word reader) {
   if (reader == channel.rank) return 0;
   const Word spread = kind_dtype(request.kind) == Dtype::kFloat32 ? 1 : 2;
@@ -76,6 +83,12 @@ std::string two_shot_name(const Channel& channel, const Request& request, Word p
   return index < others ? data_of("shard", source_of(index, channel.rank), pack % shard)
                         : data_of("sum", source_of(index - others, channel.rank), pack % shard);
 }
+std::string two_shot_rows_name(const Channel& channel, const Request& request, Word pack) {
+  const Word shard = row_parts(request, channel.world).part * row_parts(request, channel.world).rows;
+  const Word index = pack / shard;
+  const Word others = channel.world - 1;
+  return data_of(index < others ? "parts" : "sums", source_of(index % others, channel.rank), pack % shard);
+}
 std::string island_name(const Channel& channel, const Request& request, Word pack) {
   const Word spread = kind_dtype(request.kind) == Dtype::kFloat32 ? 1 : 2;
   const Word shard = IslandLayout(channel.world, request.units(), spread).shard;
@@ -94,6 +107,8 @@ const std::vector<Entry>& algorithms() {
   static const std::vector<Entry> table = {
       {"one_shot", Algorithm::kOneShot, kAllReduce, any_world, run_one_shot, one_shot_link, one_shot_name},
       {"two_shot", Algorithm::kTwoShot, kAllReduce, any_world, run_two_shot, two_shot_link, two_shot_name},
+      {"two_shot_rows", Algorithm::kTwoShot, kAllReduce, any_world, run_two_shot_rows, two_shot_rows_link,
+       two_shot_rows_name, false, Transport::kPush, nullptr, two_shot_rows_laid_out},
       {"island", Algorithm::kIsland, kAllReduce, even_world, run_island, island_link, island_name},
       {"staged_one_shot", Algorithm::kOneShot, kAllReduce, any_world, run_staged_one_shot, staged_link, staged_name,
        false, Transport::kStaged},

@@ -27,6 +27,8 @@ struct Entry {
   Transport transport = Transport::kPush;  // of the channels that it serves
   // ... that it reads in the slab of `source`.
   Word (*read_packs)(const Channel& channel, const Request& request, Word unit, Word source) = nullptr;
+  // Packs that its layout is made for, where it may be more than the payload's.
+  Word (*laid_out)(const Request& request, Word world) = nullptr;
 };
 
 const std::vector<Entry>& algorithms();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fabric/machine.h"
+#include "protocol/two_shot.h"
 
 namespace pcie_allreduce::fabric {
 
@@ -24,9 +25,17 @@ void on_units(Lane& lane, const Request& request, Mapping mapping, Body&& body) 
   }
 }
 
+// Three rows, two, or one, whichever the payload has.
+inline RowParts row_parts(const Request& request, Word world) {
+  const Word packs = request.units();
+  const Word rows = packs % 3 == 0 ? 3 : (packs % 2 == 0 ? 2 : 1);
+  return {packs / rows, whole_lines((packs / rows + world - 1) / world), rows};
+}
+
 // One file each, since compiling them is what takes long.
 void run_one_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_two_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
+void run_two_shot_rows(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_island(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_staged_one_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_staged_two_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);

@@ -15,7 +15,11 @@ Word largest_area(const Scenario& scenario) {
   Word largest = 0;
   for (Word call = 0; call < scenario.calls.size(); ++call) {
     for (Word rank = 0; rank < scenario.world; ++rank) {
-      largest = std::max(largest, used_packs(request_of(scenario, rank, call), scenario.world, scenario.transport));
+      Request request = request_of(scenario, rank, call);
+      const auto laid_out = scenario.calls[call].algorithm->laid_out;
+      const Word rows = laid_out == nullptr ? 0 : laid_out(request, scenario.world) * static_cast<Word>(sizeof(Pack));
+      request.bytes = std::max(request.bytes, rows);
+      largest = std::max(largest, used_packs(request, scenario.world, scenario.transport));
     }
   }
   return largest;

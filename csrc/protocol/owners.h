@@ -18,7 +18,7 @@ PAR_INLINE bool for_each_owner(Word own, const Hops& hops, const Visit& visit) {
 }
 
 // A lane's first unit is asked for beside the state of the call, not behind it. `at(owner, i)`: where place i of an
-// owner's shard stands in the payload; behind its end, where that shard is shorter.
+// owner's shard stands in the payload; no less than its length, where that shard has no such place.
 template <int kOwners, class Machine, class Hops, class Places, class At>
 class ShardInput {
  public:
@@ -35,13 +35,13 @@ class ShardInput {
   // Every unit of an owner, encoded, to where `put(i, unit)` stores it, each read beside the store of the one before.
   template <class Put>
   PAR_INLINE void send(Word owner, const Put& put) const {
-    if (!has(owner, places_.first)) return;
-    Unit next = read(owner, places_.first);
-    for (Word i = places_.first; has(owner, i); i += places_.step) {
+    Unit next = {};
+    if (has(owner, places_.first)) next = read(owner, places_.first);
+    for (Word i = places_.first; i < places_.end; i += places_.step) {
       const Unit unit = encoded(next);
       const Word then = i + places_.step;
       if (has(owner, then)) next = machine_.read(request_, at_(owner, then));
-      put(i, unit);
+      if (has(owner, i)) put(i, unit);
     }
   }
 
@@ -94,8 +94,8 @@ template <class Element, int kOwners, class Machine, class Hops, class Places, c
 PAR_INLINE void clear_places(Machine& machine, const Request& request, Word own, const Hops& hops, const Places& places,
                              const Own& summed, const At& at) {
   const auto clear = [&](Word owner, const auto& mine) {
-    for (Word i = mine.first; i < mine.end && at(owner, i) < request.units<typename Machine::Unit>(); i += mine.step) {
-      machine.write(request, at(owner, i), Element::nan());
+    for (Word i = mine.first; i < mine.end; i += mine.step) {
+      if (at(owner, i) < request.units<typename Machine::Unit>()) machine.write(request, at(owner, i), Element::nan());
     }
   };
   clear(own, summed);

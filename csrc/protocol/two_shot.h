@@ -20,7 +20,7 @@ struct RowParts {
   PAR_INLINE constexpr Word units(Word world) const { return rows * part * world; }  // that the shards are made for
 };
 
-// Where place i of an owner's shard stands in the payload; behind its end, where that shard is shorter.
+// Where place i of an owner's shard stands in the payload; no less than its length, where that shard has no such place.
 template <class Machine>
 PAR_INLINE Word place_of(const Machine& machine, Word owner, Word shard, Word i) {
   if constexpr (requires { machine.place_of(owner, i); }) {
@@ -66,7 +66,8 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
     });
     rearm(machine, channel, call);
     failed = !signatures_agree(machine, about, machine.once_a_block(channel.world - 1));
-    for (Word i = own.first; i < own.end && at(rank, i) < units && !failed; i += own.step) {
+    for (Word i = own.first; i < own.end && !failed; i += own.step) {
+      if (at(rank, i) >= units) continue;
       Unit got[kWorld];
       const Slots slots{about.area + kLinePacks + i * kUnitPacks, layout.shard, rank};
       if (!take_all(machine, about, Stage::kScatter, slots, encoded(input.read(rank, i)), got)) {
