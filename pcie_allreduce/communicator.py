@@ -425,10 +425,16 @@ def _check_out(x: torch.Tensor, out: torch.Tensor) -> None:
         raise ValueError(f"out and x overlap: {apart} bytes lie between their starts, and each has {x.nbytes}")
 
 
+def in_capture() -> bool:
+    """Whether a graph is captured on this thread's current stream."""
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return initialized and torch.cuda.is_current_stream_capturing()
+
+
 def _let_go(transport: Transport) -> None:
     """For a communicator that was collected or is open at exit: no waiting, no collective. In the middle of a capture,
     which the calls of a close would spoil, all is kept until the process ends."""
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+    if in_capture():
         _kept.append(transport)
     else:
         transport.close(0.0)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..communicator import Communicator
+from ..communicator import Communicator, in_capture
 from ..errors import ClosedError, PcieAllReduceError, SetupError
 from ..transport import DTYPE_CODES
 from ..watcher import Watcher
@@ -150,7 +150,11 @@ class EngineAllReduce:
         self._comm.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_watcher"):  # construction went through
+        if not hasattr(self, "_watcher"):  # construction did not go through
+            return
+        if in_capture():  # as for the communicator, which then keeps what it has
+            self._watcher.stop()
+        else:
             self.close()
 
     def _in_pieces(self, inp: torch.Tensor) -> torch.Tensor:

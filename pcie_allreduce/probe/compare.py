@@ -26,8 +26,10 @@ Work = Callable[[], Any]
 
 def name_of(group: Any, device: torch.device) -> str:
     """What the fallback is, as far as its speed depends on it."""
-    settings = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")]
-    return " ".join([_backend(group, device), *settings])
+    backend = _backend(group, device)
+    told = sorted(os.environ.items()) if backend == "nccl" else []
+    # NCCL_VERSION is no setting: images have it.
+    return " ".join([backend, *(f"{k}={v}" for k, v in told if k.startswith("NCCL_") and k != "NCCL_VERSION")])
 
 
 def sizes_for(max_bytes: int) -> tuple[int, ...]:
