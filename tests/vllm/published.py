@@ -31,6 +31,8 @@ INDEX = "https://pypi.org/simple/vllm/"
 PATIENCE = 10.0  # seconds for one answer
 AHEAD = 1 << 16  # bytes asked for at once: most files with one request
 
+VERSIONS = ["0.11.0", "0.15.1", "0.20.2", "0.28.0", "0.33.0"]
+
 
 class Unreachable(pytest.skip.Exception):
     """PyPI did not answer: whatever test needs the file is skipped, and the text says why."""

@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 import torch
 from borrowed import borrow
-from published import Published
+from published import VERSIONS, Published
 from ranks import Rank, start_ranks
 
 from pcie_allreduce.integrations import vllm as plugin
@@ -25,8 +25,8 @@ from pcie_allreduce.integrations.vllm_group import VllmAllReduce
 if TYPE_CHECKING:
     from types import ModuleType
 
-OLDER = [pytest.param(version, marks=pytest.mark.slow) for version in ("0.11.0", "0.15.1", "0.20.2", "0.28.0")]
-every_version = pytest.mark.parametrize("published", [*OLDER, "0.33.0"], indirect=True)
+OLDER = [pytest.param(version, marks=pytest.mark.slow) for version in VERSIONS[:-1]]
+every_version = pytest.mark.parametrize("published", [*OLDER, VERSIONS[-1]], indirect=True)
 SETTINGS = {"PCIE_ALLREDUCE_TIMEOUT": "20", "PCIE_ALLREDUCE_WARMUP_TIMEOUT": "20", "PCIE_ALLREDUCE_MAX_BYTES": "65536"}
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from published import VERSIONS
 from ranks import Rank, run_ranks
 
 from pcie_allreduce.integrations import vllm, vllm_group
@@ -24,7 +25,7 @@ STATE = "vllm/distributed/parallel_state.py"
 WORKER = {"0.11.0": "vllm/worker/worker_base.py"}  # where a worker is, if not where it is in the newest
 MODELS = {"0.33.0": ["vllm/models/deepseek_v41/nvidia/model.py", "vllm/models/deepseek_v41/nvidia/ops/mhc.py"]}
 
-every_version = pytest.mark.parametrize("published", ["0.11.0", "0.15.1", "0.20.2", "0.28.0", "0.33.0"], indirect=True)
+every_version = pytest.mark.parametrize("published", VERSIONS, indirect=True)
 
 
 def function(tree: ast.Module, owner: str, name: str) -> ast.FunctionDef:
