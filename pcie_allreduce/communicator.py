@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
-import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from . import ops
+from . import lifetime, ops
 from .construction import CLOSE_PATIENCE, Wishes, agree, describe, device_of
 from .errors import ClosedError
 from .faults import fault_error
@@ -24,7 +22,7 @@ from .plan import Plan, Tuned, step_for
 from .probe.decision import steps
 from .probing import build, plan_call
 from .rendezvous import Rendezvous, plain_errors
-from .transport import DTYPE_CODES, Transport
+from .transport import DTYPE_CODES
 from .watcher import Watcher
 
 if TYPE_CHECKING:
@@ -33,9 +31,6 @@ if TYPE_CHECKING:
     from .watcher import Callback
 
 logger = logging.getLogger("pcie_allreduce")
-
-_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
-_kept: list[Transport] = []  # of communicators that went while a graph was captured
 
 
 @dataclass(frozen=True)
@@ -115,10 +110,9 @@ class Communicator:
             self._say_how()
         self.transport = self._transport.name
         self.memory_bytes = self._transport.memory_bytes
-        self._finalizer = weakref.finalize(self, _let_go, self._transport)
+        lifetime.begin(self, self._transport)
         self._key = ops.register(self)
         self._closed = None
-        _open.add(self)
 
     def _say_how(self) -> None:
         level = logging.WARNING if self.verdict.findings or self.verdict.transport == "fallback" else logging.INFO
@@ -390,8 +384,7 @@ class Communicator:
             if self._closed is not None:
                 return
             self._closed = "was closed"
-        _open.discard(self)
-        self._finalizer.detach()
+        lifetime.end(self)
         if not self._transport.close(CLOSE_PATIENCE):
             logger.warning(
                 "rank %d keeps its %d bytes on %s until the process ends: a peer has not closed and may still use them",
@@ -423,27 +416,3 @@ def _check_out(x: torch.Tensor, out: torch.Tensor) -> None:
     apart = abs(out.data_ptr() - x.data_ptr())
     if 0 < apart < x.nbytes:
         raise ValueError(f"out and x overlap: {apart} bytes lie between their starts, and each has {x.nbytes}")
-
-
-def in_capture() -> bool:
-    """Whether a graph is captured on this thread's current stream."""
-    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return initialized and torch.cuda.is_current_stream_capturing()
-
-
-def _let_go(transport: Transport) -> None:
-    """For a communicator that was collected or is open at exit: no waiting, no collective. In the middle of a capture,
-    which the calls of a close would spoil, all is kept until the process ends."""
-    if in_capture():
-        _kept.append(transport)
-    else:
-        transport.close(0.0)
-
-
-def _abandon_in_child() -> None:
-    for communicator in list(_open):
-        communicator._closed = "was made before this process was forked, and belongs to the parent"
-        communicator._finalizer.detach()
-
-
-os.register_at_fork(after_in_child=_abandon_in_child)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..communicator import Communicator, in_capture
+from ..communicator import Communicator
 from ..errors import ClosedError, PcieAllReduceError, SetupError
+from ..lifetime import in_capture
 from ..transport import DTYPE_CODES
 from ..watcher import Watcher
 from .fusing import Fusing
