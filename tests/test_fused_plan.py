@@ -77,13 +77,11 @@ def test_where_islands_are_chosen_and_not_fused_the_cheaper_of_the_others_is() -
     plain = choose(8, 43008, 2, True, far, area, 128)
     assert plain is not None
     fused = choose_fused(8, 3, 7168, 2, True, far, area, GPU, SHAPES)
-    costs = {name: cost_us(name, 8, 43008, 2, True, far) for name in ("one_shot", "two_shot", plain.algorithm)}
-    cheap = min(GPU, key=costs.__getitem__)
-    if costs[cheap] < costs[plain.algorithm] + NORM_US:
-        assert fused is not None
-        assert fused.algorithm == cheap
-    else:
-        assert fused is None
+    one, two, best = (cost_us(name, 8, 43008, 2, True, far) for name in ("one_shot", "two_shot", "island"))
+    assert plain.algorithm == "island"
+    assert best < two < best + NORM_US < one
+    assert fused == FusedPlan("two_shot", 3, 4, 256)
+    assert choose_fused(8, 3, 7168, 2, True, far, area, ONE_SHOT, SHAPES) is None
 
 
 def test_limits_are_the_extension_modules() -> None:
