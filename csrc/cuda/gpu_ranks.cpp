@@ -113,7 +113,7 @@ void GpuChannel::order_behind_last_stream(cudaStream_t stream) {
 
 void GpuChannel::require_room(Algorithm algorithm, Dtype dtype, Word bytes) const {
   if (closed_) throw std::runtime_error("the channel is closed");
-  if (packs_used(algorithm, dtype, channel_.world, bytes, channel_.transport) > channel_.room()) {
+  if (packs_used(algorithm, dtype, channel_.world, bytes, channel_.transport, channel_.sum_copies) > channel_.room()) {
     throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
   }
 }
@@ -141,9 +141,9 @@ bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
   const bool ragged =
       (reinterpret_cast<std::uintptr_t>(in) | reinterpret_cast<std::uintptr_t>(out) | bytes) % sizeof(Pack) != 0;
   const Word owners = channel_.transport == Transport::kPush ? owners_of(algorithm, channel_.world) : 1;
-  if (threads < owners) {
-    throw std::invalid_argument(std::to_string(threads) + " threads a block are fewer than the owners, " +
-                                std::to_string(owners));
+  if (owners > 1 && threads % (owners * 32) != 0) {
+    throw std::invalid_argument(std::to_string(threads) + " threads a block are not as many whole warps of each of " +
+                                std::to_string(owners) + " owners");
   }
   const Word at_once = blocks * (threads / owners);
   const bool once = positions(algorithm, channel_.world, bytes) <= at_once;

@@ -81,15 +81,19 @@ class Machine {
       return mine;
     }
   }
-  // Of two-shot, where a lane has one owner. Who has one place sums where it would else have nothing to wait for.
+  // Of two-shot, where a warp has one owner, and a block as many warps of each. Owners change from warp to warp, so
+  // that a lane finds its own without dividing by a number that only the host knows. Who has one place sums where it
+  // would else have nothing to wait for.
   static constexpr int kPlacesAtOnce = kShare == Share::kOnePack ? 1 : 4;
   __device__ __forceinline__ auto hops(Word world) const {
-    const Word hop = threadIdx.x / (data_threads() / world);
-    return Part<Never>{threadIdx.x < data_threads() ? hop : world, world, {}};
+    return Part<Never>{threadIdx.x < data_threads() ? threadIdx.x / 32 % world : world, world, {}};
+  }
+  __device__ __forceinline__ static Word place_in_block(Word world) {
+    return threadIdx.x / 32 / world * 32 + threadIdx.x % 32;
   }
   __device__ __forceinline__ auto places(Word shard, Word world) const {
-    const OwnerLanes lanes(data_threads(), world);
-    const Range mine = lanes.in_shard(threadIdx.x, blockIdx.x, gridDim.x, shard);
+    const Word at_once = data_threads() / world;
+    const Range mine{blockIdx.x * at_once + place_in_block(world), shard, gridDim.x * at_once};
     if constexpr (kShare == Share::kOnePack) {
       return Part<Never>{mine.first, mine.end, {}};
     } else {
@@ -142,6 +146,17 @@ class Machine {
         *reinterpret_cast<Word*>(to + offset) = pack.word[word];
       }
     });
+  }
+  // How often the code behind a wait is run before it: once, and not known to the compiler, which would see that
+  // nothing comes of it.
+  __device__ __forceinline__ static Word rehearsals() {
+    Word once = 1;
+    ptx::hide(once);
+    return once;
+  }
+  __device__ __forceinline__ static void keep(Pack& pack) {
+#pragma unroll
+    for (Word& word : pack.word) ptx::hide(word);
   }
   __device__ __forceinline__ void put(Pack* slot, const Pack& pack) const { ptx::st_relaxed_sys_v4(slot, pack); }
   template <class Unit>

@@ -27,8 +27,7 @@ class PartMachine : public TeamMachine<Element, Share::kOnePack> {
   __device__ __forceinline__ RowParts parts() const { return {rows_.packs, rows_.part, rows_.count}; }
   __device__ __forceinline__ Word place_of(Word, Word) const { return at_; }  // a lane has one; after `places`
   __device__ __forceinline__ auto places(Word shard, Word world) {
-    const OwnerLanes lanes(data_threads(), world);
-    const Word place = lanes.in_shard(threadIdx.x, ptx::rank_in_cluster(), rows_.cluster, rows_.part).first;
+    const Word place = ptx::rank_in_cluster() * (data_threads() / world) + this->place_in_block(world);
     const auto hops = this->hops(world);
     const Word owner = after(this->channel_.rank, hops.first + 1, kWorld);
     if (hops.first < world && place < rows_.part) at_ = parts().place_of(owner, row_, place);

@@ -7,6 +7,9 @@
 
 namespace pcie_allreduce::ptx {
 
+// No instruction: the compiler must have the value here, and knows nothing of it behind.
+__device__ __forceinline__ void hide(Word& value) { asm volatile("" : "+r"(value)); }
+
 __device__ __forceinline__ void st_relaxed_sys_v4(Pack* to, const Pack& pack) {
   asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(pack.word[0]), "r"(pack.word[1]),
                "r"(pack.word[2]), "r"(pack.word[3]));
@@ -129,20 +132,21 @@ __device__ __forceinline__ Word shared_address(const void* own) {
   return static_cast<Word>(__cvta_generic_to_shared(own));
 }
 
-// A barrier that completes when so many have arrived and so many bytes have come. Made by one thread, for all blocks of
-// the cluster to use once they have met.
-__device__ __forceinline__ void mbarrier_make(std::uint64_t* barrier, Word arrivals, Word bytes) {
+// A barrier that completes when so many have arrived, and as many bytes have come as they announced. Made by one thread,
+// for all blocks of the cluster to use once they have met. Bytes may come before they are announced: whoever announces
+// them has not arrived yet.
+__device__ __forceinline__ void mbarrier_make(std::uint64_t* barrier, Word arrivals) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals + 1) : "memory");
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-               : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 
-__device__ __forceinline__ void mbarrier_arrive(std::uint64_t* barrier) {
+__device__ __forceinline__ void mbarrier_arrive(std::uint64_t* barrier, Word announced_bytes) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(announced_bytes)
+               : "memory");
 #endif
 }
 

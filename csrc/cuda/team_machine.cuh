@@ -27,7 +27,7 @@ class TeamMachine : public Machine<Element, kShare> {
 
   __device__ __forceinline__ Call begin_together() {
     const Call call = Base::begin_call();
-    if (threadIdx.x == 0) ptx::mbarrier_make(meeting(), blockDim.x / 32, rows_.cluster_bytes);
+    if (threadIdx.x == 0) ptx::mbarrier_make(meeting(), blockDim.x / 32);
     __syncwarp();
     ptx::cluster_arrive_relaxed();  // nobody's shared memory is written before all blocks have started
     return call;
@@ -47,7 +47,7 @@ class TeamMachine : public Machine<Element, kShare> {
       tell_cluster(sums_ + rows_.told_at + ptx::rank_in_cluster(), warp_failed ? kFailed : 0);
     }
     // For warps without a pack too: the stewards may advance the state when all have read it.
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(meeting());
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(meeting(), threadIdx.x == 0 ? rows_.cluster_bytes : 0);
     while (!ptx::mbarrier_is_complete(meeting())) {
     }
     total_ = row_total(sums_, rows_.groups);

@@ -38,13 +38,13 @@ PAR_INLINE void one_shot(Machine& machine, const Channel& channel, const Request
     rearm(machine, channel, call);
     failed = !signatures_agree(machine, about, machine.once_a_block(channel.world - 1));
     const Slots slots{about.area + kLinePacks, layout.stride, rank};
+    Word rehearsals = rehearsals_of(machine);
     for (Word i = mine.first; i < mine.end && !failed;
          i += mine.step) {  // a second loop: a GPU lane runs it once, a CPU streams
-      Unit got[kWorld];
       const Unit own = encoded(machine.read(request, i));
       const Slots here{slots.first + i * kUnitPacks, slots.stride, rank};
-      failed = !take_all(machine, about, Stage::kGather, here, own, got);
-      if (!failed) machine.write(request, i, sum_in_rank_order<Element>(machine, i, got));
+      failed = !take_and_sum<Element, kWorld>(machine, about, Stage::kGather, here, own, i, rehearsals,
+                                              [&](const Unit& sum) { machine.write(request, i, sum); });
     }
   }
 

@@ -109,14 +109,16 @@ template <int kSources, class Machine, class Places, class Unit = typename Machi
 PAR_INLINE bool take(Machine& machine, const Waiting& about, Stage stage, Word awaited, const Places& slots,
                      Unit (&got)[kSources], Word blamed = 0) {
   Word missing = awaited;
+  Wait wait(kind_algorithm(about.request.kind), stage);
   const auto came = [&] {
+    Word worth = missing;
     if constexpr (requires { machine.template await_hint<kSources>(missing, slots); }) {
-      machine.template await_hint<kSources>(missing, slots);  // where every look crosses a link
+      // Where every look crosses a link. The last look before giving up is at everything: it says who is to blame.
+      if (wait.due == WaitVerdict::kLook) worth &= machine.template await_hint<kSources>(missing, slots);
     }
-    missing = look(machine, missing, slots, got);
+    missing = (missing & ~worth) | look(machine, worth, slots, got);
     return missing == 0;
   };
-  Wait wait(kind_algorithm(about.request.kind), stage);
   while (!comes_soon<Machine>(came)) {
     if (gave_up(machine, about, wait, stage, blamed == 0 ? missing : blamed)) return false;
   }
@@ -146,6 +148,40 @@ PAR_INLINE Unit sum_in_rank_order(Machine& machine, Word i, const Unit (&got)[kW
   PAR_UNROLL
   for (int source = 0; source < kWorld; ++source) Element::add(sum, got[source]);
   return rounded_once<Element>(machine, i, sum);
+}
+
+// The sum of what all sources sent for unit i, the reader's own among them, to `give(sum)`. Between the last arrival and
+// the next store lies straight code that a call runs once, and a GPU waits longer for such code than it takes to run
+// it. So it is rehearsed while nothing has come yet, once a lane: `rehearsals` counts down.
+template <class Element, int kWorld, class Machine, class Places, class Unit, class Give>
+PAR_INLINE bool take_and_sum(Machine& machine, const Waiting& about, Stage stage, const Places& slots, const Unit& own,
+                             Word i, Word& rehearsals, const Give& give) {
+  Unit got[kWorld];
+  PAR_UNROLL
+  for (Word source = 0; source < kWorld; ++source) got[source] = own;  // [reader] is; the others are overwritten
+  PAR_ROLLED
+  for (;;) {
+    const bool rehearsed = rehearsals == 0;
+    if (rehearsed && !take(machine, about, stage, ((1u << kWorld) - 1u) & ~(1u << slots.reader), slots, got)) {
+      return false;
+    }
+    Unit sum = sum_in_rank_order<Element>(machine, i, got);
+    if constexpr (requires { machine.keep(sum); }) machine.keep(sum);
+    if (rehearsed) {
+      give(sum);
+      return true;
+    }
+    --rehearsals;
+  }
+}
+
+template <class Machine>
+PAR_INLINE Word rehearsals_of(Machine& machine) {
+  if constexpr (requires { machine.rehearsals(); }) {
+    return machine.rehearsals();
+  } else {
+    return 0;
+  }
 }
 
 // Every unit of the lane, encoded, to where `put(i, unit)` stores it. `ahead`: the first one, which is asked for beside

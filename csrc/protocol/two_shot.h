@@ -66,22 +66,23 @@ PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request
     });
     rearm(machine, channel, call);
     failed = !signatures_agree(machine, about, machine.once_a_block(channel.world - 1));
+    Word rehearsals = rehearsals_of(machine);
     for (Word i = own.first; i < own.end && !failed; i += own.step) {
       if (at(rank, i) >= units) continue;
-      Unit got[kWorld];
       const Slots slots{about.area + kLinePacks + i * kUnitPacks, layout.shard, rank};
-      if (!take_all(machine, about, Stage::kScatter, slots, encoded(input.read(rank, i)), got)) {
-        failed = true;  // sends nothing: its peers must not take NaN for a sum
-        break;
-      }
-      const Unit sum = encoded(sum_in_rank_order<Element>(machine, at(rank, i), got));
-      PAR_UNROLL
-      for (Word hop = 1; hop < kWorld; ++hop) {
-        const Word reader = after(rank, hop, kWorld);
-        Pack* area = area_of(channel.slab[reader], call.phase, channel.area_packs);
-        machine.put(area + layout.gather(rank, reader) + i * kUnitPacks, sum);
-      }
-      machine.write(request, at(rank, i), sum);
+      const auto give = [&](const Unit& total) {
+        const Unit sum = encoded(total);
+        PAR_UNROLL
+        for (Word hop = 1; hop < kWorld; ++hop) {
+          const Word reader = after(rank, hop, kWorld);
+          Pack* area = area_of(channel.slab[reader], call.phase, channel.area_packs);
+          machine.put(area + layout.gather(rank, reader) + i * kUnitPacks, sum);
+        }
+        machine.write(request, at(rank, i), sum);
+      };
+      // Who fails sends nothing: its peers must not take NaN for a sum.
+      failed = !take_and_sum<Element, kWorld>(machine, about, Stage::kScatter, slots, encoded(input.read(rank, i)),
+                                              at(rank, i), rehearsals, give);
     }
     failed = failed || !for_each_owner<kWorld>(rank, hops, [&](Word owner) {
                if (owner == rank) return true;
