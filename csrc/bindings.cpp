@@ -116,10 +116,14 @@ py::dict build_info() {
 
 PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info);
-  m.def("packs_used", [](Word algorithm, Word dtype, Word world, Word bytes, Word transport) {
-    return packs_used(static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype), world, bytes,
-                      static_cast<Transport>(transport));
-  });
+  m.def(
+      "packs_used",
+      [](Word algorithm, Word dtype, Word world, Word bytes, Word transport, Word sum_copies) {
+        return packs_used(static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype), world, bytes,
+                          static_cast<Transport>(transport), sum_copies);
+      },
+      py::arg("algorithm"), py::arg("dtype"), py::arg("world"), py::arg("bytes"), py::arg("transport"),
+      py::arg("sum_copies") = 1);
   m.def("slab_bytes",
         [](Word area_packs, Word transport) { return slab_bytes(area_packs, static_cast<Transport>(transport)); });
   m.attr("MAX_WORLD") = kMaxWorld;
@@ -150,6 +154,7 @@ PYBIND11_MODULE(_C, m) {
       .def("open", [](CpuChannel& channel, const std::vector<py::bytes>& handles) { channel.open(strings(handles)); })
       .def("forget_names", &CpuChannel::forget_names)
       .def("set_islands", &CpuChannel::set_islands)
+      .def("set_sum_copies", &CpuChannel::set_sum_copies, py::arg("copies"), py::arg("own"))
       .def("exchange", &CpuChannel::exchange, py::call_guard<py::gil_scoped_release>())
       .def("measure", &measure<CpuChannel>)
       .def("all_reduce",
@@ -196,6 +201,7 @@ PYBIND11_MODULE(_C, m) {
       .def("open", [](GpuChannel& channel, const std::vector<py::bytes>& handles) { channel.open(strings(handles)); })
       .def("forget_names", &GpuChannel::forget_names)
       .def("set_islands", &GpuChannel::set_islands)
+      .def("set_sum_copies", &GpuChannel::set_sum_copies, py::arg("copies"), py::arg("own"))
       .def("exchange", &GpuChannel::exchange, py::call_guard<py::gil_scoped_release>())
       .def("measure", &measure<GpuChannel>)
       .def("all_reduce",

@@ -190,9 +190,10 @@ def make(
     how = "staged" if staged else survey.figures.transport
     if scratch and how != "staged":
         _check_p2p(rendezvous, members)
-    area_packs = _C.PROBE_AREA_PACKS
+    area_packs, copies = _C.PROBE_AREA_PACKS, 1
     if not scratch:
-        area_packs = plan.area_packs_for(rendezvous.world_size, me.max_bytes, me.algorithm, how)
+        copies = survey.figures.sum_copies
+        area_packs = plan.area_packs_for(rendezvous.world_size, me.max_bytes, me.algorithm, how, copies)
     needed = plan.memory_bytes(area_packs, how)
     where = "host memory" if how == "staged" else str(device)
     purpose = "experiments" if scratch else "its mailbox"
@@ -210,6 +211,8 @@ def make(
             transport.share_gpu(sum(member.device_id == me.device_id for member in members))
         if survey.islands is not None:
             transport.set_islands(survey.islands[0])
+        before = sum(member.device_id == me.device_id for member in members[: rendezvous.rank])
+        transport.set_sum_copies(copies, before % copies)
         if scratch:
             fill(transport)
         return transport

@@ -83,9 +83,10 @@ class LinkFigures(NamedTuple):
     read_us: float | None  # pull: staging, fence, flag and the first read's round trip; None: not known
     read_gbps: float | None  # that one rank reads while all do
     transport: str = "push"  # "staged": ranks write to host memory and read there; "pull": they read from each other
+    sum_copies: int = 1  # staged: of an owner's sums, one for each rank of the GPU that has most
 
 
-FIGURES = tuple(name for name in LinkFigures._fields if name != "transport")  # those that are numbers
+FIGURES = tuple(name for name in LinkFigures._fields if name not in ("transport", "sum_copies"))  # those that are numbers
 
 
 class Stage(NamedTuple):
@@ -121,15 +122,19 @@ def lanes(algorithm: str, world: int, nbytes: int) -> int:
     return whole_lines(-(-packs // _owners(algorithm, world)))
 
 
-def packs_used(algorithm: str, world: int, nbytes: int, dtype_bytes: int, transport: str = "push") -> int:
+def packs_used(
+    algorithm: str, world: int, nbytes: int, dtype_bytes: int, transport: str = "push", sum_copies: int = 1
+) -> int:
     """Packs that a call uses of a mailbox phase, or of a copy that peers pull: see csrc/protocol/mailbox.h."""
     slot = whole_lines(lanes(algorithm, world, nbytes))
     if transport != "push":
-        return SIGNATURE_PACKS + (slot if algorithm == "one_shot" else (world + 1) * slot)
+        return SIGNATURE_PACKS + (slot if algorithm == "one_shot" else (world + sum_copies) * slot)
     return LINE_PACKS + _slots(algorithm, world, dtype_bytes) * slot
 
 
-def area_packs_for(world: int, max_bytes: int, algorithm: str = "auto", transport: str = "push") -> int:
+def area_packs_for(
+    world: int, max_bytes: int, algorithm: str = "auto", transport: str = "push", sum_copies: int = 1
+) -> int:
     """Packs of a phase or copy with room for max_bytes, in any dtype and by whatever "auto" may choose, islands or not.
 
     One-shot, which uses most of a mailbox, gets room for what it is good at; a caller that insists on it gets room for
@@ -139,7 +144,7 @@ def area_packs_for(world: int, max_bytes: int, algorithm: str = "auto", transpor
     if not names:
         raise ValueError(f"algorithm {algorithm!r} does not serve {world} ranks")
     bounded = {"one_shot": min(max_bytes, ONE_SHOT_ROOM)} if len(names) > 1 and transport == "push" else {}
-    return max(packs_used(name, world, bounded.get(name, max_bytes), 2, transport) for name in names)
+    return max(packs_used(name, world, bounded.get(name, max_bytes), 2, transport, sum_copies) for name in names)
 
 
 def memory_bytes(area_packs: int, transport: str = "push") -> int:
@@ -150,11 +155,17 @@ def memory_bytes(area_packs: int, transport: str = "push") -> int:
 
 
 def stages(
-    algorithm: str, world: int, nbytes: int, dtype_bytes: int, islands: bool, transport: str = "push"
+    algorithm: str,
+    world: int,
+    nbytes: int,
+    dtype_bytes: int,
+    islands: bool,
+    transport: str = "push",
+    sum_copies: int = 1,
 ) -> tuple[Stage, ...]:
     """An algorithm's passes over the wire; `islands`: half of the ranks lie behind one link, half behind another."""
     if transport != "push":
-        return _read_stages(algorithm, world, nbytes, 1 if transport == "staged" else 0)
+        return _read_stages(algorithm, world, nbytes, sum_copies if transport == "staged" else 0)
     half = world // 2
     crossing = half * half if islands else 0  # pairs of ranks whose traffic shares a link
     if algorithm == "one_shot":
@@ -167,14 +178,15 @@ def stages(
     return inside, Stage(spread(dtype_bytes), partial, half * partial, True), inside
 
 
-def _read_stages(algorithm: str, world: int, nbytes: int, leaves: int) -> tuple[Stage, ...]:
-    """One copy serves all readers. `leaves`: 1 where it leaves the rank's memory, else 0."""
+def _read_stages(algorithm: str, world: int, nbytes: int, copies: int) -> tuple[Stage, ...]:
+    """One copy serves all readers, but for sums. `copies` of those that leave the rank's memory; 0: nothing leaves."""
+    leaves = min(copies, 1)
     if algorithm == "one_shot":
         return (Stage(world - 1, leaves * nbytes, 0, False, read=(world - 1) * nbytes),)
     shard = nbytes / world
     return (
         Stage(world - 1, leaves * (world - 1) * shard, 0, False, read=(world - 1) * shard),
-        Stage(world - 1, leaves * shard, 0, False, read=(world - 1) * shard),
+        Stage(world - 1, copies * shard, 0, False, read=(world - 1) * shard),
     )
 
 
@@ -191,7 +203,7 @@ def wire_us(stage: Stage, figures: LinkFigures) -> float:
 def cost_us(algorithm: str, world: int, nbytes: int, dtype_bytes: int, islands: bool, figures: LinkFigures) -> float:
     """Modelled microseconds of one call. Stages add up: what a pipeline of lanes would hide is not subtracted."""
     total = figures.launch_us + figures.base_us
-    for stage in stages(algorithm, world, nbytes, dtype_bytes, islands, figures.transport):
+    for stage in stages(algorithm, world, nbytes, dtype_bytes, islands, figures.transport, figures.sum_copies):
         work = figures.stage_us + figures.source_us * stage.sources + stage.out / figures.sum_gbps / 1e3
         total += wire_us(stage, figures) + work
     return total
@@ -242,7 +254,8 @@ def choose(
     where "auto" was asked for and the step's algorithm serves and fits; else the cost model decides.
     """
     names = candidates(world, islands, algorithm, figures.transport)
-    fitting = [name for name in names if packs_used(name, world, nbytes, dtype_bytes, figures.transport) <= area_packs]
+    how = figures.transport, figures.sum_copies
+    fitting = [name for name in names if packs_used(name, world, nbytes, dtype_bytes, *how) <= area_packs]
     if not fitting:
         return None
     step = step_for(tuned, nbytes, dtype_bytes) if algorithm == "auto" else None

@@ -31,11 +31,12 @@ class Preset:
     islands: bool
     known: Mapping[str, Figure]
     transport: str = "push"
+    sum_copies: int = 1
 
     @property
     def figures(self) -> LinkFigures:
         values = {name: figure.value for name, figure in self.known.items()}
-        return LinkFigures(**values, transport=self.transport)  # type: ignore[arg-type]
+        return LinkFigures(**values, transport=self.transport, sum_copies=self.sum_copies)  # type: ignore[arg-type]
 
     def with_figures(self, **known: Figure) -> Preset:
         return replace(self, known={**self.known, **known})
@@ -148,7 +149,7 @@ def staged_preset_for(snapshot: Snapshot) -> Preset:
         reads = {"read_us": _CPU["inside_us"], "read_gbps": _CPU["sum_gbps"]}
         return Preset("host-cpu", "CPU ranks as GPUs without P2P", False, {**_CPU, **reads}, transport="staged")
     sharing = max(uuids.count(uuid) for uuid in uuids)
-    preset = Preset("host-pcie5", "GPUs through host memory, PCIe 5 x16 each", False, _STAGED, transport="staged")
+    preset = Preset("host-pcie5", "GPUs through host memory, PCIe 5 x16 each", False, _STAGED, "staged", sharing)
     shared = {
         name: preset.known[name]._replace(value=(preset.known[name].value or 0) / sharing)
         for name in ("egress_gbps", "read_gbps")

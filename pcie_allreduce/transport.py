@@ -61,6 +61,10 @@ class Transport(ABC):
     def set_islands(self, first: Iterable[int]) -> None:
         self._channel.set_islands(sum(1 << rank for rank in first))
 
+    def set_sum_copies(self, copies: int, own: int) -> None:
+        """Where ranks meet in host memory: how often an owner writes its sums, and which copy this rank reads."""
+        self._channel.set_sum_copies(copies, own)
+
     def forget_names(self) -> None:
         self._channel.forget_names()
 

@@ -63,6 +63,9 @@ def test_layouts_are_the_native_ones(algorithm: str, world: int, transport: str)
         code = TRANSPORTS.index(transport)
         native = _C.packs_used(CODES[algorithm], DTYPE_CODES[dtype_bytes], world, nbytes, code)
         assert packs_used(algorithm, world, nbytes, dtype_bytes, transport) == native, (nbytes, dtype_bytes)
+        if transport == "staged":
+            native = _C.packs_used(CODES[algorithm], DTYPE_CODES[dtype_bytes], world, nbytes, code, world // 2)
+            assert packs_used(algorithm, world, nbytes, dtype_bytes, transport, world // 2) == native
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -52,6 +52,12 @@ Word island_link(const Channel& channel, const Request& request, Word unit, Word
 Word staged_link(const Channel& channel, const Request& request, Word unit, Word reader) {
   return reader == channel.rank ? (channel.world - 1) * kSignature + whole_units(request.units(), unit) : 0;
 }
+Word staged_two_shot_link(const Channel& channel, const Request& request, Word unit, Word reader) {
+  if (reader != channel.rank) return 0;
+  const Word packs = whole_units(request.units(), unit);
+  const Word sums = owned(packs, StagedLayout(channel.world, request.units()).shard, channel.rank);
+  return staged_link(channel, request, unit, reader) + (channel.sum_copies - 1) * sums;
+}
 Word pull_link(const Channel& channel, const Request& request, Word unit, Word reader) {
   return reader == channel.rank ? whole_units(request.units(), unit) : kSignature;
 }
@@ -112,7 +118,7 @@ const std::vector<Entry>& algorithms() {
       {"island", Algorithm::kIsland, kAllReduce, even_world, run_island, island_link, island_name},
       {"staged_one_shot", Algorithm::kOneShot, kAllReduce, any_world, run_staged_one_shot, staged_link, staged_name,
        false, Transport::kStaged},
-      {"staged_two_shot", Algorithm::kTwoShot, kAllReduce, any_world, run_staged_two_shot, staged_link, staged_name,
+      {"staged_two_shot", Algorithm::kTwoShot, kAllReduce, any_world, run_staged_two_shot, staged_two_shot_link, staged_name,
        false, Transport::kStaged},
       {"pull_one_shot", Algorithm::kOneShot, kAllReduce, any_world, run_pull_one_shot, pull_link, staged_name, false,
        Transport::kPull, pull_one_shot_reads},
@@ -125,8 +131,9 @@ const std::vector<Entry>& algorithms() {
 
 Word unit_packs(Mapping mapping) { return mapping == Mapping::kLines ? sizeof(Line) / sizeof(Pack) : 1; }
 
-Word used_packs(const Request& request, Word world, Transport transport) {
-  return packs_used(kind_algorithm(request.kind), kind_dtype(request.kind), world, request.bytes, transport);
+Word used_packs(const Request& request, Word world, Transport transport, Word sum_copies) {
+  return packs_used(kind_algorithm(request.kind), kind_dtype(request.kind), world, request.bytes, transport,
+                    sum_copies);
 }
 
 Range pack_shard(Word world, Word rank, Word packs) {

@@ -35,7 +35,7 @@ const std::vector<Entry>& algorithms();
 const Entry* find_algorithm(const std::string& name);
 
 Word unit_packs(Mapping mapping);
-Word used_packs(const Request& request, Word world, Transport transport);  // of a phase, or a copy
+Word used_packs(const Request& request, Word world, Transport transport, Word sum_copies);  // of a phase, or a copy
 
 // The packs [first, end) that `rank` owns in the models of reduce-scatter and all-gather; the last shards may be empty.
 Range pack_shard(Word world, Word rank, Word packs);

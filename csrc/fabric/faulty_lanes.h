@@ -75,7 +75,7 @@ struct RearmsThisRange : Lane {
   using Lane::Lane;
   Call begin_call() override {
     Call call = Lane::begin_call();
-    call.stale = used_packs(rank_.requests[grid_.call], channel_.world, channel_.transport);
+    call.stale = used_packs(rank_.requests[grid_.call], channel_.world, channel_.transport, channel_.sum_copies);
     return call;
   }
 };

@@ -153,13 +153,14 @@ Scenario draw(std::uint64_t seed, const std::vector<const Entry*>& algorithms) {
   scenario.integers = scenario.trouble != Trouble::kNone || algorithms[0]->model || !random.once_in(4);
   scenario.values = random.next();
   scenario.mood = any_mood(random);
+  if (scenario.transport == Transport::kStaged) scenario.sum_copies = random.between(1, std::min(scenario.world, 4u));
   return scenario;
 }
 
 std::string Scenario::told() const {
   std::string told = std::to_string(world) + " ranks";
   if (mapping == Mapping::kStewards) told += ", " + std::to_string(stewards) + " stewards a block";
-  if (transport == Transport::kStaged) told += ", staged";
+  if (transport == Transport::kStaged) told += ", staged, " + std::to_string(sum_copies) + " copies of sums";
   if (transport == Transport::kPull) told += ", pull";
   if (mapping == Mapping::kLines) told += ", cache lines";
   told += ", epoch from " + std::to_string(first_call) + " in phase " + std::to_string(first_phase) + ", " +

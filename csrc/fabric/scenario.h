@@ -51,6 +51,7 @@ struct Scenario {
   Word stewards;
   Word first_island;  // bit r: rank r
   Transport transport;
+  Word sum_copies = 1;  // staged; rank r reads copy r modulo their number
   std::vector<CallPlan> calls;
   Word first_call;  // the epoch, near its wrap in part of the seeds
   Word first_phase;

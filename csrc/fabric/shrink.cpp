@@ -39,6 +39,7 @@ void fewer_ranks(Smaller& smaller, const Scenario& scenario) {
     offer(smaller, scenario, [&](Scenario& s) {
       s.world = world;
       s.troubled_rank = std::min(s.troubled_rank, world - 1);
+      s.sum_copies = std::min(s.sum_copies, world);
       s.first_island = (1u << (world / 2)) - 1;
     });
   }
@@ -69,6 +70,7 @@ void simpler(Smaller& smaller, const Scenario& scenario, const Entry& simplest) 
   offer(smaller, scenario, [&](Scenario& s) {
     for (CallPlan& plan : s.calls) plan.algorithm = &simplest;
   });
+  if (scenario.sum_copies > 1) offer(smaller, scenario, [](Scenario& s) { s.sum_copies = 1; });
   if (scenario.stewards > 1) offer(smaller, scenario, [](Scenario& s) { s.stewards = 1; });
   if (scenario.mapping == Mapping::kStewards)
     offer(smaller, scenario, [](Scenario& s) { s.mapping = Mapping::kShared; });
@@ -94,7 +96,7 @@ void simpler(Smaller& smaller, const Scenario& scenario, const Entry& simplest) 
 
 // What can only go down, so that shrinking ends.
 std::uint64_t size_of(const Scenario& scenario, const Entry& simplest) {
-  std::uint64_t size = scenario.calls.size() * 40 + scenario.world * 60 + scenario.stewards +
+  std::uint64_t size = scenario.calls.size() * 40 + scenario.world * 60 + scenario.stewards + scenario.sum_copies +
                        10 * (scenario.mapping == Mapping::kStewards) + (scenario.first_call != 0) +
                        (scenario.first_phase != 0) + 20 * (scenario.trouble != Trouble::kNone);
   for (const CallPlan& plan : scenario.calls) {

@@ -19,7 +19,7 @@ Word largest_area(const Scenario& scenario) {
       const auto laid_out = scenario.calls[call].algorithm->laid_out;
       const Word rows = laid_out == nullptr ? 0 : laid_out(request, scenario.world) * static_cast<Word>(sizeof(Pack));
       request.bytes = std::max(request.bytes, rows);
-      largest = std::max(largest, used_packs(request, scenario.world, scenario.transport));
+      largest = std::max(largest, used_packs(request, scenario.world, scenario.transport, scenario.sum_copies));
     }
   }
   return largest;
@@ -75,6 +75,7 @@ Simulation::Simulation(const Scenario& scenario, Choices& choices, FiberPool& fi
     channel.rank = r;
     channel.world = scenario.world;
     channel.make_room(area_packs(scenario));
+    set_copies(channel, scenario.sum_copies, r % scenario.sum_copies);
     channel.islands = islands_of(scenario.first_island, scenario.world, r);
     channel.timeout_ns = kTimeout;
     channel.warmup_timeout_ns = kWarmupTimeout;

@@ -85,7 +85,7 @@ bool CpuChannel::all_reduce_add_rms_norm(const void* in, void* out, Word bytes, 
 
 void CpuChannel::require_room(Algorithm algorithm, Dtype dtype, Word bytes) const {
   if (own_.data() == nullptr) throw std::runtime_error("the channel is closed");
-  if (packs_used(algorithm, dtype, channel_.world, bytes, channel_.transport) > channel_.room()) {
+  if (packs_used(algorithm, dtype, channel_.world, bytes, channel_.transport, channel_.sum_copies) > channel_.room()) {
     throw std::invalid_argument(std::to_string(bytes) + " bytes do not fit the mailbox");
   }
 }

@@ -26,6 +26,7 @@ class CpuChannel : private Watch {
   void open(const std::vector<std::string>& handles);  // one a rank; this rank's own is not opened
   void forget_names() { own_.unlink(); }
   void set_islands(Word first) { channel_.islands = islands_of(first, channel_.world, channel_.rank); }
+  void set_sum_copies(Word copies, Word own) { set_copies(channel_, copies, own); }
   std::vector<Word> exchange(double timeout);  // Greeting of kMaxWorld x kGreetingPacks
   // Before the first call. kPing goes with any channel, the others with one of kProbeAreaPacks that makes no calls.
   std::vector<Result> measure(const Experiment& experiment, double timeout);

@@ -2,6 +2,9 @@
 // graph may freeze it. Whatever changes from call to call lies in the rank's BlockState instead.
 #pragma once
 
+#include <stdexcept>
+#include <string>
+
 #include "protocol/wait.h"
 
 namespace pcie_allreduce {
@@ -38,6 +41,8 @@ struct Channel {
   Word area_packs;
   Word copy_packs;  // of a staging copy of a pull, whose mailbox holds signatures alone
   Islands islands;
+  Word sum_copies = 1;  // staged: of an owner's sums, as many as there are ranks on one GPU, the same on all ranks;
+  Word sum_copy = 0;    // and which of them this rank reads
   std::uint64_t timeout_ns;
   std::uint64_t warmup_timeout_ns;
   Transport transport;
@@ -50,6 +55,15 @@ struct Channel {
     copy_packs = packs;
   }
 };
+
+inline void set_copies(Channel& channel, Word copies, Word own) {
+  if (copies == 0 || copies > channel.world || own >= copies) {
+    throw std::invalid_argument("copy " + std::to_string(own) + " of " + std::to_string(copies) + " for " +
+                                std::to_string(channel.world) + " ranks");
+  }
+  channel.sum_copies = copies;
+  channel.sum_copy = own;
+}
 
 // Where this rank finds the abort word of a peer, or its own failure mark.
 PAR_INLINE Word* abort_word_of(const Channel& channel, Word peer) {
@@ -100,7 +114,7 @@ struct Part {
 };
 using Range = Part<Word>;
 
-// Lanes of two-shot: lane `lane` of a block of `lanes` has hops to owners, one where there are as many lanes as hops,
+// Lanes of two-shot, one way to deal them out (a GPU has its own): lane `lane` of a block of `lanes` has hops to owners, one where there are as many lanes as hops,
 // and places in shards.
 struct OwnerLanes {
   Word places;  // of a block, at a time

@@ -8,11 +8,13 @@
 
 namespace pcie_allreduce {
 
-// Packs that a call uses of a mailbox phase, or of a copy where slabs are read.
-inline Word packs_used(Algorithm algorithm, Dtype dtype, Word world, Word bytes,
-                       Transport transport = Transport::kPush) {
+// Packs that a call uses of a mailbox phase, or of a copy where slabs are read. `sum_copies`: staged.
+inline Word packs_used(Algorithm algorithm, Dtype dtype, Word world, Word bytes, Transport transport = Transport::kPush,
+                       Word sum_copies = 1) {
   const Word packs = Request{nullptr, nullptr, bytes, 0, false}.units();
-  if (transport != Transport::kPush) return StagedLayout(algorithm == Algorithm::kTwoShot ? world : 1, packs).used();
+  if (transport != Transport::kPush) {
+    return StagedLayout(algorithm == Algorithm::kTwoShot ? world : 1, packs, sum_copies).used();
+  }
   switch (algorithm) {
     case Algorithm::kOneShot: return OneShotLayout(world, packs).used();
     case Algorithm::kTwoShot: return TwoShotLayout(world, packs).used();

@@ -172,13 +172,14 @@ struct IslandLayout {
 constexpr Word kSignaturePacks = kMaxWorld * kLinePacks;
 struct StagedLayout {
   Word shards;
-  Word shard;  // packs
+  Word copies;  // of the sums: for that very reason
+  Word shard;   // packs
 
-  PAR_INLINE constexpr StagedLayout(Word shard_count, Word packs)
-      : shards(shard_count), shard(whole_lines((packs + shard_count - 1) / shard_count)) {}
+  PAR_INLINE constexpr StagedLayout(Word shard_count, Word packs, Word sum_copies = 1)
+      : shards(shard_count), copies(sum_copies), shard(whole_lines((packs + shard_count - 1) / shard_count)) {}
   PAR_INLINE constexpr Word payload(Word owner) const { return kSignaturePacks + owner * shard; }
-  PAR_INLINE constexpr Word sums() const { return payload(shards); }
-  PAR_INLINE constexpr Word used() const { return shards == 1 ? sums() : sums() + shard; }
+  PAR_INLINE constexpr Word sums(Word copy) const { return payload(shards + copy); }
+  PAR_INLINE constexpr Word used() const { return shards == 1 ? payload(1) : sums(copies); }
 };
 
 static_assert(kMaxWorld - 1 <= kLinePacks, "one signature a source, all in the first line");

@@ -142,8 +142,8 @@ PAR_INLINE void pull_two_shot(Machine& machine, const Channel& channel, const Re
     });
   }
   const auto shards = [&](Word i) { return Copies{channel, call.number, layout.payload(rank) + i * kUnitPacks, rank}; };
-  const auto sums = [&](Word i) { return Copies{channel, call.number, layout.sums() + i * kUnitPacks, rank}; };
-  const auto put_sum = [&](Word i, const Unit& sum) { machine.put(own + layout.sums() + i * kUnitPacks, sum); };
+  const auto sums = [&](Word i) { return Copies{channel, call.number, layout.sums(0) + i * kUnitPacks, rank}; };
+  const auto put_sum = [&](Word i, const Unit& sum) { machine.put(own + layout.sums(0) + i * kUnitPacks, sum); };
   const bool ended = pass_first(machine, about, Stage::kScatter, call.failed) &&
                      sum_own_shard<Element, kWorld>(machine, about, request, mine, shard, shards, put_sum) &&
                      pass_second(machine, about) && take_sums<kWorld>(machine, about, request, mine, shard, rank, sums);

@@ -1,4 +1,4 @@
-// What algorithms with owners share: a lane has the same place in every shard.
+// What algorithms with owners share whose slabs are read, staged and pull: a lane has the same place in every shard.
 #pragma once
 
 #include "protocol/take.h"
