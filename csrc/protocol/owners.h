@@ -3,8 +3,6 @@
 // than those that it sends: a call's own sums come before the sums of others, so nobody waits for who waits for him.
 #pragma once
 
-#include <type_traits>
-
 #include "protocol/take.h"
 
 namespace pcie_allreduce {
@@ -31,18 +29,14 @@ class ShardInput {
     if (hops.first < hops.end && has(first_, places.first)) ahead_ = machine.read(request, at(first_, places.first));
   }
   PAR_INLINE bool has(Word owner, Word i) const { return i < places_.end && at_(owner, i) < request_.units<Unit>(); }
-  // A lane that has many units does not keep its first: it would be a register's load for one of them.
   PAR_INLINE Unit read(Word owner, Word i) const {
-    if constexpr (std::is_same_v<decltype(Places::step), Never>) {
-      if (owner == first_) return ahead_;
-    }
-    return machine_.read(request_, at_(owner, i));
+    return owner == first_ && i == places_.first ? ahead_ : machine_.read(request_, at_(owner, i));
   }
   // Every unit of an owner, encoded, to where `put(i, unit)` stores it, each read beside the store of the one before.
   template <class Put>
   PAR_INLINE void send(Word owner, const Put& put) const {
-    Unit next = ahead_;
-    if (owner != first_ && has(owner, places_.first)) next = machine_.read(request_, at_(owner, places_.first));
+    Unit next = {};
+    if (has(owner, places_.first)) next = read(owner, places_.first);
     for (Word i = places_.first; i < places_.end; i += places_.step) {
       const Unit unit = encoded(next);
       const Word then = i + places_.step;
