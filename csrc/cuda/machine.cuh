@@ -86,7 +86,7 @@ class Machine {
   // would else have nothing to wait for.
   static constexpr int kPlacesAtOnce = kShare == Share::kOnePack ? 1 : 4;
   __device__ __forceinline__ auto hops(Word world) const {
-    return Part<Never>{threadIdx.x < data_threads() ? threadIdx.x / 32 % world : world, world, {}};
+    return Part<Never>{threadIdx.x < data_threads() ? ptx::whole(threadIdx.x / 32 % world) : world, world, {}};
   }
   __device__ __forceinline__ static Word place_in_block(Word world) {
     return threadIdx.x / 32 / world * 32 + threadIdx.x % 32;

@@ -10,6 +10,12 @@ namespace pcie_allreduce::ptx {
 // No instruction: the compiler must have the value here, and knows nothing of it behind.
 __device__ __forceinline__ void hide(Word& value) { asm volatile("" : "+r"(value)); }
 
+// The same of the same value: what is found out about it later is not taken apart into how it was made.
+__device__ __forceinline__ Word whole(Word value) {
+  asm("" : "+r"(value));
+  return value;
+}
+
 __device__ __forceinline__ void st_relaxed_sys_v4(Pack* to, const Pack& pack) {
   asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(pack.word[0]), "r"(pack.word[1]),
                "r"(pack.word[2]), "r"(pack.word[3]));

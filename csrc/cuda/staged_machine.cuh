@@ -53,36 +53,30 @@ class StagedMachine : public Machine<Element, kShare> {
     ptx::st_relaxed_gpu(&channel_.state->agreed[peer], call);
   }
 
-  // Sources of which the first lane of those that wait together has found its pack; it alone looks until there are
-  // some: where one of a warp's packs has come, the others mostly have, and they are read while other sources are
-  // waited for. Only a hint: every lane then looks at every word of its own, and nothing but speed depends on whether
-  // the lanes of a warp keep together.
+  // Until the packs of the first lane of those that wait together have come, it alone looks: where one of a warp's has
+  // come, the others mostly have. Only a hint: every lane then looks at every word of its own, and nothing but speed
+  // depends on whether the lanes of a warp keep together.
   template <int kSources, class Places>
-  __device__ __forceinline__ Word await_hint(Word missing, const Places& slots) const {
-    if constexpr (kSources == 2) return missing;  // one source: a look of all lanes takes no longer than one of one
-    const unsigned together = __activemask();
-    const int first = __ffs(static_cast<int>(together)) - 1;
-    Word waiting = missing;  // of the first lane; what it does not wait for is as good as come
-    if (static_cast<int>(threadIdx.x % 32) == first) {
-      for (Word polls = 0; polls < kHints && waiting == missing; ++polls) {
+  __device__ __forceinline__ void await_hint(Word missing, const Places& slots) const {
+    if constexpr (kSources == 2) return;  // one source: a look of all lanes takes no longer than one of one lane
+    if (threadIdx.x % 32 + 1 == static_cast<unsigned>(__ffs(static_cast<int>(__activemask())))) {
+      bool all = false;
+      for (Word polls = 0; polls < kHints && !all; ++polls) {
         Pack got[kSources];
 #pragma unroll
         for (Word source = 0; source < kSources; ++source) {
-          got[source] = empty_pack();
+          got[source] = {};
           if (missing >> source & 1u) got[source] = ptx::ld_relaxed_sys_v4(slots.of(source));
         }
+        all = true;
 #pragma unroll
-        for (Word source = 0; source < kSources; ++source) {
-          if (arrived(got[source])) waiting &= ~(1u << source);
-        }
+        for (Word source = 0; source < kSources; ++source) all = all && arrived(got[source]);
       }
-      if (waiting == missing) waiting = 0;  // now everybody looks, at deadlines and peers' words too
     }
-    return ~__shfl_sync(together, waiting, first);
   }
 
  private:
-  static constexpr Word kHints = 16;
+  static constexpr Word kHints = 16;  // then everybody looks, at deadlines and peers' words too
 
   __device__ __forceinline__ Word used(Word phase) const {
     return phase == 0 ? state_.used[0] : phase == 1 ? state_.used[1] : phase == 2 ? state_.used[2] : state_.used_fourth;

@@ -83,6 +83,7 @@ std::vector<PlantedFault> faults_of_the_package() {
       {"record_no_fence", "the record is valid before it is complete", lane<NoFence>, {}, any_trouble},
       {"staged_rearm", "staged: four phases, k - 1 re-armed", lane<StagedRearmsPrevious>, staged, untroubled},
       {"staged_rearm_3", "staged: three phases, k - 1 re-armed", lane<StagedThreePhases>, staged, untroubled},
+      {"staged_one_copy", "staged: of the copies of sums one is re-armed", lane<StagedRearmsOneCopy>, staged, untroubled},
       {"staged_no_fence", "staged: re-armed without a fence", lane<NoFence>, staged, untroubled},
       {"pull_one_copy", "pull: one staging copy", lane<PullOneCopy>, pull, untroubled},
       {"pull_equal", "pull: flag == epoch", lane<PullEqual>, pull, untroubled},

@@ -69,6 +69,15 @@ struct StagedThreePhases : Lane {
   }
 };
 
+// ... and of an owner's sums the first copy alone.
+struct StagedRearmsOneCopy : Lane {
+  using Lane::Lane;
+  BlockState next_state(const Call& call, Word) const override {
+    const Request& request = rank_.requests[grid_.call];
+    return Lane::next_state(call, used_packs(request, channel_.world, channel_.transport, 1));
+  }
+};
+
 // Invariant 4.
 
 struct RearmsThisRange : Lane {

@@ -21,7 +21,6 @@ class Lane : public Task {
   virtual bool any_failed(bool failed);
   virtual void end_call(const Call& call, Word used);
   bool staged() const { return channel_.staged(); }
-  bool hints() const { return staged() && (block() + thread()) % 2 == 1; }
   Word block() const { return id.block; }
   Word blocks() const;
   Range share(Word units) const;

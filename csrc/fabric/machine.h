@@ -22,16 +22,6 @@ class Machine {
   bool any_failed(bool failed) { return lane_.any_failed(failed); }
   void end_call(const Call& call, Word used) { lane_.end_call(call, used); }
   bool staged() const { return lane_.staged(); }
-  // As the GPU's machine over host memory, half of the lanes: only what had come a moment ago is looked at.
-  template <int kSources, class Places>
-  Word await_hint(Word missing, const Places& slots) {
-    if (!lane_.hints()) return missing;
-    Word come = 0;
-    for (Word source = 0; source < kSources; ++source) {
-      if ((missing >> source & 1u) != 0 && arrived(peek<Unit>(slots.of(source)))) come |= 1u << source;
-    }
-    return come == 0 ? missing : come;
-  }
   Word block() const { return lane_.block(); }
   Word blocks() const { return lane_.blocks(); }
   Range share(Word units) const { return lane_.share(units); }

@@ -1,5 +1,6 @@
 // Staged push, where GPUs cannot write to each other: every rank writes to its own slab in host memory, once for all
-// readers, but for the sums of two-shot where ranks share a GPU: those read copies of their own. Four phases, re-armed by their writer: call k re-arms what call k - 2 used, and completes that by a fence
+// readers, but for the sums of two-shot where ranks share a GPU: those read copies of their own. Four phases, re-armed
+// by their writer: call k re-arms what call k - 2 used, and completes that by a fence
 // before it ends, because readers poll a slot for call k + 2 as soon as they have call k + 1.
 #pragma once
 
@@ -27,7 +28,6 @@ PAR_INLINE void announce(Machine& machine, const Waiting& about, Pack* own) {
   }
 }
 
-// Behind the signatures: what a rank reads queues behind what it has written, so re-arming earlier would be waited for.
 template <class Machine>
 PAR_INLINE void rearm_staged(Machine& machine, const Channel& channel, const Call& call) {
   constexpr Word kUnitPacks = sizeof(typename Machine::Unit) / sizeof(Pack);
@@ -83,12 +83,12 @@ PAR_INLINE void staged_one_shot(Machine& machine, const Channel& channel, const 
     announce(machine, about, own);
     send_units(machine, request, mine, ahead,
                [&](Word i, const Unit& unit) { machine.put(own + layout.payload(0) + i * kUnitPacks, unit); });
-    failed = !staged_signatures_agree(machine, about);
-    if (!failed) rearm_staged(machine, channel, call);
+    rearm_staged(machine, channel, call);
     const auto slots = [&](Word i) {
       return StagedSlots{channel, call.phase, layout.payload(0) + i * kUnitPacks, channel.rank};
     };
-    failed = failed || !sum_units<Element, kWorld>(machine, about, request, mine, slots);
+    failed =
+        !staged_signatures_agree(machine, about) || !sum_units<Element, kWorld>(machine, about, request, mine, slots);
   }
 
   if (machine.any_failed(failed)) {
@@ -122,8 +122,7 @@ PAR_INLINE void staged_two_shot(Machine& machine, const Channel& channel, const 
     send_shards(machine, request, owner, shard, mine, ahead, [&](Word hop, Word i, const Unit& unit) {
       machine.put(own + layout.payload(owner[hop]) + i * kUnitPacks, unit);
     });
-    failed = !staged_signatures_agree(machine, about);
-    if (!failed) rearm_staged(machine, channel, call);
+    rearm_staged(machine, channel, call);
     const auto shards = [&](Word i) {
       return StagedSlots{channel, call.phase, layout.payload(rank) + i * kUnitPacks, rank};
     };
@@ -134,7 +133,7 @@ PAR_INLINE void staged_two_shot(Machine& machine, const Channel& channel, const 
       PAR_ROLLED
       for (Word copy = 0; copy < layout.copies; ++copy) machine.put(own + layout.sums(copy) + i * kUnitPacks, sum);
     };
-    failed = failed ||
+    failed = !staged_signatures_agree(machine, about) ||
              !sum_own_shard<Element, kWorld>(machine, about, request, mine, shard, shards, put_sum) ||
              !take_sums<kWorld>(machine, about, request, mine, shard, rank, sums);
   }

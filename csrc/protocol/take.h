@@ -109,16 +109,14 @@ template <int kSources, class Machine, class Places, class Unit = typename Machi
 PAR_INLINE bool take(Machine& machine, const Waiting& about, Stage stage, Word awaited, const Places& slots,
                      Unit (&got)[kSources], Word blamed = 0) {
   Word missing = awaited;
-  Wait wait(kind_algorithm(about.request.kind), stage);
   const auto came = [&] {
-    Word worth = missing;
     if constexpr (requires { machine.template await_hint<kSources>(missing, slots); }) {
-      // Where every look crosses a link. The last look before giving up is at everything: it says who is to blame.
-      if (wait.due == WaitVerdict::kLook) worth &= machine.template await_hint<kSources>(missing, slots);
+      machine.template await_hint<kSources>(missing, slots);  // where every look crosses a link
     }
-    missing = (missing & ~worth) | look(machine, worth, slots, got);
+    missing = look(machine, missing, slots, got);
     return missing == 0;
   };
+  Wait wait(kind_algorithm(about.request.kind), stage);
   while (!comes_soon<Machine>(came)) {
     if (gave_up(machine, about, wait, stage, blamed == 0 ? missing : blamed)) return false;
   }

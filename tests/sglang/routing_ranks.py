@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 import torch.distributed as dist
@@ -168,14 +169,56 @@ def cpu_tensors(rank: int) -> dict[str, Any]:
     return {**result, "captures": len(captures), "others": others}
 
 
-def cuda_routing(rank: int) -> dict[str, Any]:
+def as_on_gpus() -> Any:
     from pcie_allreduce.integrations import sglang_group
 
     group = groups()
     group.pynccl_comm = None  # there is no NCCL here; torch.distributed takes its place
     del group.all_reduce  # what stands in front for CPU tensors
     sglang_group._count_the_rest(group)  # what a GPU's group gets in its place
-    return outcome(rank, group, LikeCuda)
+    return group
+
+
+def cuda_routing(rank: int) -> dict[str, Any]:
+    return outcome(rank, as_on_gpus(), LikeCuda)
+
+
+def two_batches(rank: int) -> dict[str, Any]:
+    """Two-batch overlap: SGLang's executor takes turns at the stages of two batches, the second a stage behind. There is
+    no attention here, so its contexts are nobody's."""
+    from sglang.srt.distributed import tensor_model_parallel_all_reduce
+
+    group = as_on_gpus()
+    overlap = first_of("sglang.srt.batch_overlap.operations", "sglang.srt.operations")
+    if hasattr(overlap, "_resolve_tbo_child_contexts"):
+        overlap._resolve_tbo_child_contexts = lambda: (None, None)
+    order = []
+
+    def op_reduce(state: Any, forward_batch: Any, x: torch.Tensor) -> dict[str, Any]:
+        order.append(len(x))
+        return {"forward_batch": forward_batch, "x": tensor_model_parallel_all_reduce(x)}
+
+    stages = [op_reduce, overlap.YieldOperation(), op_reduce, overlap.YieldOperation(), op_reduce]
+    batches = [{"forward_batch": MagicMock(), "x": filled(rank, (rows, 1024), LikeCuda)} for rows in (6, 4)]
+    with torch.no_grad():
+        given = overlap.execute_overlapped_operations(batches, [stages, list(stages)], [0, 1])
+    return {
+        "right": all(bool((batch["x"] == 3 * 2 * 2).all()) for batch in given),  # of 1 + 2, and twice of two alike
+        "order": order,
+        "served": group.ca_comm.served,
+        "declined": group.ca_comm.declined,
+    }
+
+
+def first_of(*modules: str) -> Any:
+    """The first of them that this version has."""
+    for name in modules[:-1]:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name not in (name, name.rpartition(".")[0]):
+                raise
+    return importlib.import_module(modules[-1])
 
 
 def with_variables(case: Callable[[int], Any], **variables: str) -> Callable[[int], Any]:
@@ -275,6 +318,7 @@ CASES: dict[str, Callable[[int], Any]] = {
     "cpu_tensors": cpu_tensors,
     "cuda_routing": cuda_routing,
     "while_compiling": with_attribute(cuda_routing, "parallel_state", "torch", Tracing(torch)),
+    "two_batches": two_batches,
     "two_groups": in_turn_on_two_groups,
     "disabled": with_attribute(reduce, *OFF),
     "deterministic": with_variables(reduce, SGLANG_ENABLE_DETERMINISTIC_INFERENCE="1"),

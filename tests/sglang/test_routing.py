@@ -39,6 +39,10 @@ def test_what_is_compiled_is_served_by_the_same_question(results: Results) -> No
     case(results, "while_compiling", **SERVED_SMALL)
 
 
+def test_batches_that_overlap_are_served_in_turn(results: Results) -> None:
+    case(results, "two_batches", right=True, order=[6, 6, 4, 6, 4, 4], served=6, declined=0)
+
+
 def test_each_group_has_its_own(results: Results) -> None:
     lines = case(results, "two_groups", served=[2, 1])
     assert has(lines, "on for group tp:")
