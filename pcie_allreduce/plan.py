@@ -86,7 +86,9 @@ class LinkFigures(NamedTuple):
     sum_copies: int = 1  # staged: of an owner's sums, one for each rank of the GPU that has most
 
 
-FIGURES = tuple(name for name in LinkFigures._fields if name not in ("transport", "sum_copies"))  # those that are numbers
+FIGURES = tuple(
+    name for name in LinkFigures._fields if name not in ("transport", "sum_copies")
+)  # those that are numbers
 
 
 class Stage(NamedTuple):

@@ -20,6 +20,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 from unittest.mock import MagicMock
@@ -184,24 +185,21 @@ def cuda_routing(rank: int) -> dict[str, Any]:
 
 
 def two_batches(rank: int) -> dict[str, Any]:
-    """Two-batch overlap: SGLang's executor takes turns at the stages of two batches, the second a stage behind. There is
-    no attention here, so its contexts are nobody's."""
+    """Two-batch overlap: SGLang's executor takes turns at the stages of two batches, the second a stage behind."""
+    from sglang.srt.batch_overlap import operations
     from sglang.srt.distributed import tensor_model_parallel_all_reduce
 
     group = as_on_gpus()
-    overlap = first_of("sglang.srt.batch_overlap.operations", "sglang.srt.operations")
-    if hasattr(overlap, "_resolve_tbo_child_contexts"):
-        overlap._resolve_tbo_child_contexts = lambda: (None, None)
     order = []
 
     def op_reduce(state: Any, forward_batch: Any, x: torch.Tensor) -> dict[str, Any]:
         order.append(len(x))
         return {"forward_batch": forward_batch, "x": tensor_model_parallel_all_reduce(x)}
 
-    stages = [op_reduce, overlap.YieldOperation(), op_reduce, overlap.YieldOperation(), op_reduce]
+    stages = [op_reduce, operations.YieldOperation(), op_reduce, operations.YieldOperation(), op_reduce]
     batches = [{"forward_batch": MagicMock(), "x": filled(rank, (rows, 1024), LikeCuda)} for rows in (6, 4)]
-    with torch.no_grad():
-        given = overlap.execute_overlapped_operations(batches, [stages, list(stages)], [0, 1])
+    with torch.no_grad(), without_attention():
+        given = operations.execute_overlapped_operations(batches, [stages, list(stages)], [0, 1])
     return {
         "right": all(bool((batch["x"] == 3 * 2 * 2).all()) for batch in given),  # of 1 + 2, and twice of two alike
         "order": order,
@@ -210,15 +208,13 @@ def two_batches(rank: int) -> dict[str, Any]:
     }
 
 
-def first_of(*modules: str) -> Any:
-    """The first of them that this version has."""
-    for name in modules[:-1]:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name not in (name, name.rpartition(".")[0]):
-                raise
-    return importlib.import_module(modules[-1])
+def without_attention() -> AbstractContextManager[Any]:
+    """What later versions want to know of a forward pass, in one that has no attention."""
+    try:
+        from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+    except ModuleNotFoundError:
+        return nullcontext()
+    return forward_context(ForwardContext(attn_backend=None))
 
 
 def with_variables(case: Callable[[int], Any], **variables: str) -> Callable[[int], Any]:
