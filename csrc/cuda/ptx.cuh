@@ -138,9 +138,9 @@ __device__ __forceinline__ Word shared_address(const void* own) {
   return static_cast<Word>(__cvta_generic_to_shared(own));
 }
 
-// A barrier that completes when so many have arrived, and as many bytes have come as they announced. Made by one thread,
-// for all blocks of the cluster to use once they have met. Bytes may come before they are announced: whoever announces
-// them has not arrived yet.
+// A barrier that completes when so many have arrived, and as many bytes have come as they announced. Made by one
+// thread, for all blocks of the cluster to use once they have met. Bytes may come before they are announced: whoever
+// announces them has not arrived yet.
 __device__ __forceinline__ void mbarrier_make(std::uint64_t* barrier, Word arrivals) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");

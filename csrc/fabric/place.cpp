@@ -37,7 +37,8 @@ std::string in_mailbox(const Simulation& simulation, Word rank, Word word, Word 
   const Scenario& scenario = simulation.scenario();
   const Request request = request_of(scenario, rank, call);
   const auto name = scenario.calls[call].algorithm->name_pack;
-  if (name == nullptr || at < signatures || at >= used_packs(request, channel.world, channel.transport, channel.sum_copies))
+  if (name == nullptr || at < signatures ||
+      at >= used_packs(request, channel.world, channel.transport, channel.sum_copies))
     return told + "pack " + std::to_string(at);
   return told + name(channel, request, at - signatures);
 }

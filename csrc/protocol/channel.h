@@ -114,8 +114,8 @@ struct Part {
 };
 using Range = Part<Word>;
 
-// Lanes of two-shot, one way to deal them out (a GPU has its own): lane `lane` of a block of `lanes` has hops to owners, one where there are as many lanes as hops,
-// and places in shards.
+// Lanes of two-shot, one way to deal them out (a GPU has its own): lane `lane` of a block of `lanes` has hops to
+// owners, one where there are as many lanes as hops, and places in shards.
 struct OwnerLanes {
   Word places;  // of a block, at a time
   Word groups;  // of lanes with the same hops

@@ -148,9 +148,9 @@ PAR_INLINE Unit sum_in_rank_order(Machine& machine, Word i, const Unit (&got)[kW
   return rounded_once<Element>(machine, i, sum);
 }
 
-// The sum of what all sources sent for unit i, the reader's own among them, to `give(sum)`. Between the last arrival and
-// the next store lies straight code that a call runs once, and a GPU waits longer for such code than it takes to run
-// it. So it is rehearsed while nothing has come yet, once a lane: `rehearsals` counts down.
+// The sum of what all sources sent for unit i, the reader's own among them, to `give(sum)`. Between the last arrival
+// and the next store lies straight code that a call runs once, and a GPU waits longer for such code than it takes to
+// run it. So it is rehearsed while nothing has come yet, once a lane: `rehearsals` counts down.
 template <class Element, int kWorld, class Machine, class Places, class Unit, class Give>
 PAR_INLINE bool take_and_sum(Machine& machine, const Waiting& about, Stage stage, const Places& slots, const Unit& own,
                              Word i, Word& rehearsals, const Give& give) {
