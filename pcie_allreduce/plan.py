@@ -86,9 +86,8 @@ class LinkFigures(NamedTuple):
     sum_copies: int = 1  # staged: of an owner's sums, one for each rank of the GPU that has most
 
 
-FIGURES = tuple(
-    name for name in LinkFigures._fields if name not in ("transport", "sum_copies")
-)  # those that are numbers
+NO_FIGURES = ("transport", "sum_copies")  # that somebody could measure
+FIGURES = tuple(name for name in LinkFigures._fields if name not in NO_FIGURES)
 
 
 class Stage(NamedTuple):

@@ -31,7 +31,7 @@
 
 namespace pcie_allreduce {
 
-constexpr Word kLayoutVersion = 3;
+constexpr Word kLayoutVersion = 4;
 constexpr int kMaxWorld = 8;
 constexpr Word kPhases = 3;
 constexpr Word kStagedPhases = 4;
