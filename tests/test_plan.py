@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +36,7 @@ from pcie_allreduce.presets import PRESETS
 from pcie_allreduce.traffic import Islands, across, packs_sent
 
 KB, MB = 1024, 1 << 20
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 CODES = {"one_shot": 1, "two_shot": 2, "island": 3}
 DTYPE_CODES = {4: 0, 2: 2}
 SIZES = (1, 16, 17, 100, 127, 128, 129, 1000, 14336, 43008, 57344, 131072, 131074, 2 * MB)
@@ -415,3 +418,17 @@ def test_asked_threads_are_launchable_and_the_most_that_are_taken(threads: int, 
 def test_a_step_is_made_of_nothing_else(values: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match=r"no step of a tuned table|no multiple of 32 up to 256"):
         Step(*values)
+
+
+def test_untuned_it_is_near_the_best_that_was_measured_at_eight_ranks() -> None:
+    """Emulated on two GPUs, by algorithm; launch shapes are `tune`'s to compare."""
+    rows = json.loads((RESULTS / "h200x2-ranks8.json").read_text())["rows"]
+    measured: dict[int, dict[str, float]] = {}
+    for row in rows:
+        if row["backend"] == "pcie_allreduce" and row["mode"] == "graph":
+            measured.setdefault(row["bytes"], {})[row["algorithm"]] = row["us_median"]
+    assert set(measured) >= {14336, 43008, 57344, 131072, 524288}
+    for nbytes, times in measured.items():
+        assert set(times) == set(ALGORITHMS)
+        chosen = plan_for("emulated", 8, nbytes).algorithm
+        assert times[chosen] <= 1.1 * min(times.values()), (nbytes, chosen, times)
