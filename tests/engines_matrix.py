@@ -60,12 +60,14 @@ def main() -> int:
 
 def exercise(document: dict[str, Any]) -> None:
     """The tests with SGLang, in each version of the document."""
-    python = str(BUILD / f"sglang-{INSTALLED}" / "bin" / "python")
+    programs = BUILD / f"sglang-{INSTALLED}" / "bin"
+    python = str(programs / "python")
     others = [version for version in document["versions"] if version != INSTALLED]
     folders = [published.unpack(version, BUILD / f"sglang-{version}", python) for version in others]
     junit = BUILD / "engines" / "junit.xml"
     files = [file for name in TESTS if (file := record.ROOT / "tests" / "sglang" / name).exists()]
-    command = [python, "-m", "pytest", "-m", "sglang", f"--junitxml={junit}", *map(str, files)]
+    # Not `python -m pytest`, which would find the checkout's sources before the installed package.
+    command = [str(programs / "pytest"), "-m", "sglang", f"--junitxml={junit}", *map(str, files)]
     variables = {**os.environ, "SGLANG_FOLDERS": os.pathsep.join(map(str, folders))}
     subprocess.run(command, env=variables, cwd=record.ROOT, check=False)  # what failed is in the file
     told = record.outcomes(junit)
