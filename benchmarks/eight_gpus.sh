@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that this project wants to know of a machine with several GPUs, each part bounded, in one file to send.
 #
-#   benchmarks/eight_gpus.sh [OUT]     OUT: a new folder (default ./eight_gpus); OUT.tar.gz is what to send
+#   benchmarks/eight_gpus.sh [OUT [PART...]]   OUT: a new folder (default ./eight_gpus); OUT.tar.gz is what to send
+#                                              PART: only these, such as `probe` or `bench-ranks8` (default: all)
 #
 # It takes about 20 minutes on eight GPUs. The package must be installed (`make build`, or `pip install '.[test]'`), and
 # the GPUs must be idle. A part that fails is noted in OUT/summary.txt and the next one goes on. The file holds versions,
@@ -11,6 +12,7 @@ set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 out=$(realpath -m "${1:-eight_gpus}")
+wanted=" ${*:2} "
 if [ -e "$out" ]; then
   echo "$out exists already; name a new folder" >&2
   exit 2
@@ -23,11 +25,14 @@ fi
 mkdir -p "$out"
 most=$((gpus < 8 ? gpus : 8))
 failed=0
+known=
 
 # part SECONDS NAME COMMAND...: its output goes to OUT/NAME.txt.
 part() {
   local limit=$1 name=$2 began=$SECONDS status=0
   shift 2
+  known+=" $name "
+  if [ -n "${wanted// /}" ] && [[ $wanted != *" $name "* ]]; then return; fi
   printf '%-24s' "$name"
   (cd "$out" && timeout --kill-after=20 "$limit" "$@") >"$out/$name.txt" 2>&1 || status=$?
   if [ "$status" = 0 ]; then echo "ok, $((SECONDS - began)) s"; else failed=$((failed + 1)) && echo "exit code $status"; fi
@@ -56,6 +61,9 @@ part 480 nccl-sweep pcie-allreduce bench --nccl-sweep --ranks "$most" --repeats 
 part 240 tune pcie-allreduce tune --ranks "$most" --dry-run --json "$out/tune.json"
 part 260 soak pcie-allreduce soak --ranks "$most" --seconds 180 --kills --json "$out/soak.json"
 
+for name in $wanted; do
+  if [[ $known != *" $name "* ]]; then echo "no part is called $name; there are$known" >&2 && failed=$((failed + 1)); fi
+done
 tar -C "$(dirname "$out")" -czf "$out.tar.gz" "$(basename "$out")"
 echo "written: $out.tar.gz ($failed parts failed)"
 exit $((failed > 0))

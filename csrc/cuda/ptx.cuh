@@ -138,6 +138,12 @@ __device__ __forceinline__ Word shared_address(const void* own) {
   return static_cast<Word>(__cvta_generic_to_shared(own));
 }
 
+__device__ __forceinline__ Word ld_volatile_shared(const Word* from) {
+  Word value;
+  asm volatile("ld.volatile.shared.b32 %0, [%1];" : "=r"(value) : "r"(shared_address(from)));
+  return value;
+}
+
 // A barrier that completes when so many have arrived, and as many bytes have come as they announced. Made by one
 // thread, for all blocks of the cluster to use once they have met. Bytes may come before they are announced: whoever
 // announces them has not arrived yet.

@@ -10,14 +10,14 @@ namespace {
 template <class Element, int kWorld, Share kShare>
 __global__ void __launch_bounds__(kMaxThreads + kStewards, 1)
     run_staged_one_shot(const __grid_constant__ CallParams params) {
-  StagedMachine<Element, kShare> machine(params.channel, params.request);
+  StagedMachine<Element, kWorld, kShare> machine(params.channel, params.request);
   staged_one_shot<Element, kWorld>(machine, params.channel, params.request);
 }
 
 template <class Element, int kWorld, Share kShare>
 __global__ void __launch_bounds__(kMaxThreads + kStewards, 1)
     run_staged_two_shot(const __grid_constant__ CallParams params) {
-  StagedMachine<Element, kShare> machine(params.channel, params.request);
+  StagedMachine<Element, kWorld, kShare> machine(params.channel, params.request);
   staged_two_shot<Element, kWorld>(machine, params.channel, params.request);
 }
 

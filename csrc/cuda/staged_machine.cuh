@@ -1,5 +1,6 @@
 // The GPU's machine over slabs in host memory: every look crosses the PCIe link, and what is re-armed there must have
-// arrived before the call ends. So the first block moves no data, but re-arms and fences.
+// arrived before the call ends. So the first block moves no data, but re-arms and fences, and the last warp of every
+// other looks ahead for all.
 #pragma once
 
 #include "cuda/machine.cuh"
@@ -7,7 +8,7 @@
 
 namespace pcie_allreduce::cuda {
 
-template <class Element, Share kShare>
+template <class Element, Word kWorld, Share kShare>
 class StagedMachine : public Machine<Element, kShare> {
   using Base = Machine<Element, kShare>;
   using Base::channel_, Base::data_threads, Base::request_, Base::state_;
@@ -17,6 +18,10 @@ class StagedMachine : public Machine<Element, kShare> {
 
   __device__ __forceinline__ static constexpr bool staged() { return true; }
   __device__ __forceinline__ Call begin_call() {
+    if constexpr (kLooksAhead) {
+      if (threadIdx.x < 2) *noted(threadIdx.x == 0 ? Stage::kScatter : Stage::kGather) = 0;
+      __syncthreads();
+    }
     ptx::griddepcontrol_wait();
     const Pack* line = reinterpret_cast<const Pack*>(&channel_.state->block[blockIdx.x]);
     const Pack low = ptx::ld_relaxed_gpu_v4(line);
@@ -53,30 +58,58 @@ class StagedMachine : public Machine<Element, kShare> {
     ptx::st_relaxed_gpu(&channel_.state->agreed[peer], call);
   }
 
-  // Until the packs of the first lane of those that wait together have come, it alone looks: where one of a warp's has
-  // come, the others mostly have. Only a hint: every lane then looks at every word of its own, and nothing but speed
-  // depends on whether the lanes of a warp keep together.
-  template <int kSources, class Places>
-  __device__ __forceinline__ void await_hint(Word missing, const Places& slots) const {
-    if constexpr (kSources == 2) return;  // one source: a look of all lanes takes no longer than one of one lane
-    if (threadIdx.x % 32 + 1 == static_cast<unsigned>(__ffs(static_cast<int>(__activemask())))) {
-      bool all = false;
-      for (Word polls = 0; polls < kHints && !all; ++polls) {
-        Pack got[kSources];
-#pragma unroll
-        for (Word source = 0; source < kSources; ++source) {
-          got[source] = {};
-          if (missing >> source & 1u) got[source] = ptx::ld_relaxed_sys_v4(slots.of(source));
-        }
-        all = true;
-#pragma unroll
-        for (Word source = 0; source < kSources; ++source) all = all && arrived(got[source]);
+  // Reads of host memory queue for the link, so a lane looks at a source only when something of it has come: the
+  // stewards look at the last pack of the block's that each source sends, and note down whose is there. Only a hint:
+  // every lane then looks at every word of its own, and all of this is bounded, so that nothing but speed depends on
+  // it.
+  template <class Sent, class Places>
+  __device__ __forceinline__ void look_ahead(Stage stage, const Sent& sent, const Places& slots) const {
+    if constexpr (!kLooksAhead) return;
+    if (blockIdx.x == 0 || threadIdx.x < data_threads()) return;
+    const Word lane = threadIdx.x - data_threads();
+    const Word first = (blockIdx.x - 1) * data_threads();
+    const Pack* last = nullptr;
+    Word awaited = 0;
+    PAR_ROLLED
+    for (Word source = 0; source < kWorld; ++source) {
+      const Word end = min(sent(source), first + data_threads());
+      if (source == channel_.rank || end <= first) continue;
+      awaited |= 1u << source;
+      if (source == lane) last = slots(end - 1).of(source);
+    }
+    Word* come = noted(stage);
+    // All lanes leave together: one that left alone might be held up by the others before it has noted anything down.
+    PAR_ROLLED
+    for (Word looks = 0; looks < kLooks && (ptx::ld_volatile_shared(come) & awaited) != awaited; ++looks) {
+      if (last != nullptr && arrived(ptx::ld_relaxed_sys_v4(last))) {
+        atomicOr(come, 1u << lane);
+        last = nullptr;
       }
     }
   }
+  // Those of the missing sources of which something has come; all of them when nothing has for long.
+  __device__ __forceinline__ Word worth_a_look(Stage stage, Word missing) const {
+    if constexpr (!kLooksAhead) return missing;
+    const Word* come = noted(stage);
+    PAR_ROLLED
+    for (Word spins = 0; spins < kSpins; ++spins) {
+      const Word now = ptx::ld_volatile_shared(come) & missing;
+      if (now != 0 || missing == 0) return now;
+    }
+    return missing;
+  }
 
  private:
-  static constexpr Word kHints = 16;  // then everybody looks, at deadlines and peers' words too
+  // One source: its packs are as soon here by a look of all lanes as by one of one lane.
+  static constexpr bool kLooksAhead = kWorld > 2;
+  static constexpr Word kLooks = 1024;  // a millisecond at least
+  static constexpr Word kSpins = 4096;  // 0.1 ms
+
+  // A bit for each source, of the stage of owners and of the last one.
+  __device__ __forceinline__ static Word* noted(Stage stage) {
+    __shared__ Word come[2];
+    return come + (stage == Stage::kScatter ? 0 : 1);
+  }
 
   __device__ __forceinline__ Word used(Word phase) const {
     return phase == 0 ? state_.used[0] : phase == 1 ? state_.used[1] : phase == 2 ? state_.used[2] : state_.used_fourth;

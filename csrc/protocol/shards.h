@@ -5,6 +5,12 @@
 
 namespace pcie_allreduce {
 
+// Shards behind the end of the payload are short, or empty.
+PAR_INLINE constexpr Word length_of_shard(Word owner, Word shard, Word units) {
+  const Word first = owner * shard;
+  return first >= units ? 0 : (units - first < shard ? units - first : shard);
+}
+
 // Unit i of the shard of each owner. All are loaded before any is used, so that they cost one latency and not one a
 // shard; what lies behind the end stays as it is.
 template <int kHops, class Machine, class Unit = typename Machine::Unit>

@@ -28,6 +28,13 @@ PAR_INLINE void announce(Machine& machine, const Waiting& about, Pack* own) {
   }
 }
 
+// On behalf of a block's lanes, where every look crosses a link (StagedMachine). It is only about when they look, so no
+// other machine need know of it. `sent(source)`: how many units of a place's that source has for this rank.
+template <class Machine, class Sent, class Places>
+PAR_INLINE void look_ahead(Machine& machine, Stage stage, const Sent& sent, const Places& slots) {
+  if constexpr (requires { machine.look_ahead(stage, sent, slots); }) machine.look_ahead(stage, sent, slots);
+}
+
 template <class Machine>
 PAR_INLINE void rearm_staged(Machine& machine, const Channel& channel, const Call& call) {
   constexpr Word kUnitPacks = sizeof(typename Machine::Unit) / sizeof(Pack);
@@ -87,8 +94,11 @@ PAR_INLINE void staged_one_shot(Machine& machine, const Channel& channel, const 
     const auto slots = [&](Word i) {
       return StagedSlots{channel, call.phase, layout.payload(0) + i * kUnitPacks, channel.rank};
     };
-    failed =
-        !staged_signatures_agree(machine, about) || !sum_units<Element, kWorld>(machine, about, request, mine, slots);
+    const auto sent = [&](Word) { return request.units<Unit>(); };
+    look_ahead(machine, Stage::kGather, sent, slots);
+    failed = !staged_signatures_agree(machine, about);
+    if (!failed) look_ahead(machine, Stage::kGather, sent, slots);  // for those of a rank that was late
+    failed = failed || !sum_units<Element, kWorld>(machine, about, request, mine, slots);
   }
 
   if (machine.any_failed(failed)) {
@@ -133,8 +143,15 @@ PAR_INLINE void staged_two_shot(Machine& machine, const Channel& channel, const 
       PAR_ROLLED
       for (Word copy = 0; copy < layout.copies; ++copy) machine.put(own + layout.sums(copy) + i * kUnitPacks, sum);
     };
-    failed = !staged_signatures_agree(machine, about) ||
-             !sum_own_shard<Element, kWorld>(machine, about, request, mine, shard, shards, put_sum) ||
+    const auto length = [&](Word owner) { return length_of_shard(owner, shard, request.units<Unit>()); };
+    const auto own_length = [&](Word) { return length(rank); };
+    look_ahead(machine, Stage::kScatter, own_length, shards);
+    failed = !staged_signatures_agree(machine, about);
+    if (!failed) {
+      look_ahead(machine, Stage::kScatter, own_length, shards);  // for those of a rank that was late
+      look_ahead(machine, Stage::kGather, length, sums);
+    }
+    failed = failed || !sum_own_shard<Element, kWorld>(machine, about, request, mine, shard, shards, put_sum) ||
              !take_sums<kWorld>(machine, about, request, mine, shard, rank, sums);
   }
 

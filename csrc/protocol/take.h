@@ -110,10 +110,9 @@ PAR_INLINE bool take(Machine& machine, const Waiting& about, Stage stage, Word a
                      Unit (&got)[kSources], Word blamed = 0) {
   Word missing = awaited;
   const auto came = [&] {
-    if constexpr (requires { machine.template await_hint<kSources>(missing, slots); }) {
-      machine.template await_hint<kSources>(missing, slots);  // where every look crosses a link
-    }
-    missing = look(machine, missing, slots, got);
+    Word now = missing;
+    if constexpr (requires { machine.worth_a_look(stage, missing); }) now = machine.worth_a_look(stage, missing);
+    missing = (missing & ~now) | look(machine, now, slots, got);
     return missing == 0;
   };
   Wait wait(kind_algorithm(about.request.kind), stage);
