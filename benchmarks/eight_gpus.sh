@@ -62,7 +62,7 @@ part 240 tune pcie-allreduce tune --ranks "$most" --dry-run --json "$out/tune.js
 part 260 soak pcie-allreduce soak --ranks "$most" --seconds 180 --kills --json "$out/soak.json"
 
 for name in $wanted; do
-  if [[ $known != *" $name "* ]]; then echo "no part is called $name; there are$known" >&2 && failed=$((failed + 1)); fi
+  if [[ $known != *" $name "* ]]; then echo "no part is called $name; there are" $known >&2 && failed=$((failed + 1)); fi
 done
 tar -C "$(dirname "$out")" -czf "$out.tar.gz" "$(basename "$out")"
 echo "written: $out.tar.gz ($failed parts failed)"

@@ -29,7 +29,7 @@ PAR_INLINE void announce(Machine& machine, const Waiting& about, Pack* own) {
 }
 
 // On behalf of a block's lanes, where every look crosses a link (StagedMachine). It is only about when they look, so no
-// other machine need know of it. `sent(source)`: how many units of a place's that source has for this rank.
+// other machine need know of it. `sent(source)`: how many units a source sends to this rank.
 template <class Machine, class Sent, class Places>
 PAR_INLINE void look_ahead(Machine& machine, Stage stage, const Sent& sent, const Places& slots) {
   if constexpr (requires { machine.look_ahead(stage, sent, slots); }) machine.look_ahead(stage, sent, slots);
