@@ -20,7 +20,9 @@ def add_rms_norm(
 def copy_packs(to: int, source: int, nbytes: int, stream: int, /) -> None: ...
 
 class Norm:
-    def __init__(self, residual: int, weight: int, normed: int, eps: float, weight_bias: float) -> None: ...
+    def __init__(
+        self, residual: int, weight: int, normed: int, eps: float, weight_bias: float, fp8: int = 0, scales: int = 0
+    ) -> None: ...
 
 class CpuChannel:
     def __init__(

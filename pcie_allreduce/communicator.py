@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from . import lifetime, ops
+from . import fp8, lifetime, ops
 from .construction import CLOSE_PATIENCE, Wishes, agree, describe, device_of
 from .errors import ClosedError
 from .faults import fault_error
-from .fused import add_rms_norm, checked
+from .fused import FusedCall, add_rms_norm, checked
 from .fused_plan import FusedPlan, choose_fused
 from .plan import Plan, Tuned, step_for
 from .probe.decision import steps
@@ -267,25 +267,79 @@ class Communicator:
         if torch.compiler.is_compiling():
             return self._traced_fused(x, residual, weight, eps, out, residual_out, weight_bias)
         call = checked(x, residual, weight, eps, weight_bias, out, residual_out)
-        plan = self.fused_plan_for(x)
-        if plan is None:  # which all_reduce serves, or refuses
-            add_rms_norm(self.all_reduce(x, out=call.normed), call)
-        elif call.is_aligned():
-            self._perform(partial(self._transport.all_reduce_add_rms_norm, call, plan), call.normed, call.residual_out)
-        else:
-            aligned = call.aligned()
-            self._perform(
-                partial(self._transport.all_reduce_add_rms_norm, aligned, plan), aligned.normed, aligned.residual_out
-            )
-            call.normed.copy_(aligned.normed)
-            call.residual_out.copy_(aligned.residual_out)
+        self._serve_fused(call)
         return call.normed, call.residual_out
 
-    def supports_fused(self, x: torch.Tensor) -> bool:
-        """Whether all_reduce_add_rms_norm serves x (..., hidden) in one step; else it takes two. Equal on all ranks."""
-        return self.fused_plan_for(x) is not None
+    def all_reduce_add_rms_norm_quant(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        scale: torch.Tensor | float | None = None,
+        group_size: int | None = None,
+        out: torch.Tensor | None = None,
+        scale_out: torch.Tensor | None = None,
+        residual_out: torch.Tensor | None = None,
+        weight_bias: float = 0.0,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """all_reduce_add_rms_norm with normed as FP8 (torch.float8_e4m3fn) and float32 scales: normed is about
+        quantised * scales. Either one scale is given for all, or each group of 128 elements of a row gets its own.
 
-    def fused_plan_for(self, x: torch.Tensor) -> FusedPlan | None:
+        scale:      quantised = normed * (1 / scale)
+        group_size: scales = max(largest |normed| of the group, 1e-10) / 448, and quantised = normed * (448 / largest)
+
+        normed is not rounded to x's dtype on the way: it stays float32, as do the factors, and the product is rounded
+        once, to nearest even. What is beyond +-448 then becomes +-448, infinities too; NaN stays NaN, and counts in no
+        scale. All ranks get the same bits, of scales too. In a call that fails, quantised and scales of groups are NaN.
+
+        Where `supports_fused` with this group_size says no, it happens behind the all-reduce, as for
+        all_reduce_add_rms_norm.
+
+        Args:
+            x, residual, weight, eps, residual_out, weight_bias: as for all_reduce_add_rms_norm.
+            scale: one float32 on x's device, positive. The value of a tensor on a GPU is not looked at by the host. A
+                number is served too; a GPU then fills such a tensor first, in a launch of its own.
+            group_size: 128, and hidden is a multiple of it; the same on all ranks.
+            out: where to put quantised (as x, but torch.float8_e4m3fn; contiguous); must not be in x's memory.
+            scale_out: where to put the scales of groups: float32 (..., hidden / 128), contiguous. Scales by columns or
+                aligned for TMA, and scales that are powers of two (ue8m0), are not written.
+
+        Returns:
+            (quantised, scales, residual_out); scales is the given scale, or float32 (..., hidden / 128).
+
+        Raises:
+            As all_reduce_add_rms_norm; ValueError also where hidden is not whole groups or the scale is not positive.
+        """
+        how = fp8.checked(x, scale, group_size, scale_out)
+        if torch.compiler.is_compiling():
+            given = None if how.grouped else how.scales
+            results = ops.all_reduce_add_rms_norm_quant(x, residual, weight, eps, weight_bias, given, self._key)
+            normed, scales, total = map(_into, results, (out, scale_out, residual_out))
+            return normed, scales if given is None else given, total
+        call = checked(x, residual, weight, eps, weight_bias, out, residual_out, how)
+        self._serve_fused(call)
+        return call.normed, how.scales, call.residual_out
+
+    def _serve_fused(self, call: FusedCall) -> None:
+        plan = self.fused_plan_for(call.x, fp8.GROUP if call.fp8 is not None and call.fp8.grouped else None)
+        if plan is None:  # which all_reduce serves, or refuses
+            add_rms_norm(self.all_reduce(call.x, out=call.room), call)
+        elif call.is_aligned():
+            self._perform(partial(self._transport.all_reduce_add_rms_norm, call, plan), *call.results)
+        else:
+            aligned = call.aligned()
+            self._perform(partial(self._transport.all_reduce_add_rms_norm, aligned, plan), *aligned.results)
+            call.normed.copy_(aligned.normed)
+            call.residual_out.copy_(aligned.residual_out)
+
+    def supports_fused(self, x: torch.Tensor, group_size: int | None = None) -> bool:
+        """Whether all_reduce_add_rms_norm serves x (..., hidden) in one step; else it takes two. With a group_size, the
+        same of all_reduce_add_rms_norm_quant. Equal on all ranks."""
+        return self.fused_plan_for(x, group_size) is not None
+
+    def fused_plan_for(self, x: torch.Tensor, group_size: int | None = None) -> FusedPlan | None:
         """Algorithm and launch shape of a fused call; None where supports_fused says no."""
         if self._refusal(x) is not None or x.numel() == 0 or x.dim() == 0:
             return None
@@ -302,6 +356,7 @@ class Communicator:
             self._transport.shapes,
             self._algorithm,
             self.tuned,
+            1 if group_size is None else group_size,
         )
 
     def _traced_fused(
@@ -315,10 +370,7 @@ class Communicator:
         weight_bias: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         normed, total = ops.all_reduce_add_rms_norm(x, residual, weight, eps, weight_bias, self._key)
-        return (
-            normed if out is None else out.copy_(normed),
-            total if residual_out is None else residual_out.copy_(total),
-        )
+        return _into(normed, out), _into(total, residual_out)
 
     def _traced(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         if out is None:
@@ -403,6 +455,10 @@ class Communicator:
             f"Communicator(rank {self.rank} of {self.world_size}, {self.device}, transport {self.transport}, max_bytes "
             f"{self.max_bytes}, memory_bytes {self.memory_bytes}{state})"
         )
+
+
+def _into(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    return result if out is None else out.copy_(result)
 
 
 def _check_out(x: torch.Tensor, out: torch.Tensor) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from . import _C
+from .fp8 import DTYPE as FP8_DTYPE
+from .fp8 import Fp8
 from .fused_plan import fusable
 from .transport import DTYPE_CODES
 
@@ -22,6 +24,18 @@ class FusedCall:
     weight_bias: float
     normed: torch.Tensor
     residual_out: torch.Tensor
+    fp8: Fp8 | None = None  # then `normed` is of that type
+
+    @property
+    def results(self) -> tuple[torch.Tensor, ...]:
+        """What the call writes."""
+        scales = (self.fp8.scales,) if self.fp8 is not None and self.fp8.grouped else ()
+        return self.normed, self.residual_out, *scales
+
+    @property
+    def room(self) -> torch.Tensor | None:
+        """Where a sum may lie that the norm comes behind."""
+        return self.normed if self.fp8 is None else None
 
     @property
     def hidden(self) -> int:
@@ -33,8 +47,15 @@ class FusedCall:
 
     def norm(self) -> _C.Norm:
         """For the extension module, which takes addresses."""
+        fp8, scales = (0, 0) if self.fp8 is None else (self.fp8.code, self.fp8.scales.data_ptr())
         return _C.Norm(
-            self.residual.data_ptr(), self.weight.data_ptr(), self.normed.data_ptr(), self.eps, self.weight_bias
+            self.residual.data_ptr(),
+            self.weight.data_ptr(),
+            self.normed.data_ptr(),
+            self.eps,
+            self.weight_bias,
+            fp8,
+            scales,
         )
 
     def is_aligned(self) -> bool:
@@ -62,8 +83,10 @@ def checked(
     weight_bias: float,
     out: torch.Tensor | None,
     residual_out: torch.Tensor | None,
+    fp8: Fp8 | None = None,
 ) -> FusedCall:
     """Raises ValueError or TypeError; makes what was not given."""
+    normed_dtype = x.dtype if fp8 is None else FP8_DTYPE
     given = {"x": x, "residual": residual, "weight": weight, "out": out, "residual_out": residual_out}
     for name, tensor in given.items():
         if tensor is None and name in ("out", "residual_out"):
@@ -71,10 +94,11 @@ def checked(
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
         shape = x.shape[-1:] if name == "weight" else x.shape
-        if tensor.dtype != x.dtype or tensor.device != x.device or tensor.shape != shape:
+        dtype = normed_dtype if name == "out" else x.dtype
+        if tensor.dtype != dtype or tensor.device != x.device or tensor.shape != shape:
             raise ValueError(
                 f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; with x {tuple(x.shape)} it must "
-                f"be {x.dtype} {tuple(shape)} on {x.device}"
+                f"be {dtype} {tuple(shape)} on {x.device}"
             )
         if name != "x" and not tensor.is_contiguous():
             raise ValueError(f"{name} is not contiguous: shape {tuple(tensor.shape)}, strides {tensor.stride()}")
@@ -84,16 +108,24 @@ def checked(
         raise ValueError(f"eps is {eps}; it must not be negative")
     if residual.requires_grad and torch.is_grad_enabled():
         raise ValueError("residual requires grad, and gradients are not recorded: use torch.no_grad()")
-    normed = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    normed = out
+    if normed is None:
+        normed = torch.empty_like(x, dtype=normed_dtype, memory_format=torch.contiguous_format)
     residual_out = torch.empty_like(residual) if residual_out is None else residual_out
     _require_apart("out", normed, residual=residual, weight=weight, residual_out=residual_out)
     _require_apart("residual_out", residual_out, x=x, weight=weight)
-    _require_apart("out", normed, may_be=True, x=x)
+    _require_apart("out", normed, may_be=fp8 is None, x=x)  # a row of FP8 lies where other rows of x do
     _require_apart("residual_out", residual_out, may_be=True, residual=residual)
-    return FusedCall(x, residual, weight, float(eps), float(weight_bias), normed, residual_out)
+    if fp8 is not None:
+        name = "scale_out" if fp8.grouped else "scale"
+        others = {"residual_out": residual_out, "out": normed}
+        if fp8.grouped:
+            others |= {"x": x, "residual": residual, "weight": weight}
+        _require_apart(name, fp8.scales, **others)
+    return FusedCall(x, residual, weight, float(eps), float(weight_bias), normed, residual_out, fp8)
 
 
-def _require_apart(name: str, out: torch.Tensor, may_be: bool = False, **others: torch.Tensor) -> None:
+def _require_apart(name: str, out: torch.Tensor, /, may_be: bool = False, **others: torch.Tensor) -> None:
     for other_name, other in others.items():
         begin, other_begin = out.data_ptr(), other.data_ptr()
         same = may_be and begin == other_begin
@@ -125,4 +157,8 @@ def add_rms_norm(reduced: torch.Tensor, call: FusedCall) -> None:
     call.residual_out.copy_(reduced.float() + call.residual.float())
     values = call.residual_out.float()
     scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + call.eps)
-    call.normed.copy_(values * scale * (call.weight.float() + call.weight_bias))
+    normed = values * scale * (call.weight.float() + call.weight_bias)
+    if call.fp8 is None:
+        call.normed.copy_(normed)
+    else:
+        call.fp8.write(normed, call.normed)

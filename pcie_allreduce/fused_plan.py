@@ -74,9 +74,11 @@ def choose_fused(
     shapes: tuple[Shape, ...] | None,
     algorithm: str = "auto",
     tuned: Tuned = (),
+    group: int = 1,
 ) -> FusedPlan | None:
     """The plan of a fused call of rows (> 0); None where the all-reduce and a norm behind it are cheaper, or nothing
-    else is possible. `algorithms`: those that can be fused, on this kind of device."""
+    else is possible. `algorithms`: those that can be fused, on this kind of device. `group`: elements of a row that get
+    an FP8 scale; by two-shot a GPU's parts of rows must be whole groups, since a group lies within a warp."""
     nbytes = rows * hidden * dtype_bytes
     plain = choose(world, nbytes, dtype_bytes, islands, figures, area_packs, 1, algorithm, tuned)
     if plain is None or not fusable(hidden):
@@ -89,6 +91,8 @@ def choose_fused(
             return FusedPlan(name, 1, 1, 1)
         packs = hidden * dtype_bytes // PACK_BYTES
         part = part_packs(packs, world)
+        if name == "two_shot" and part * PACK_BYTES % (group * dtype_bytes) != 0:
+            return None
         laid_out = rows * part * world * PACK_BYTES if name == "two_shot" else nbytes
         if packs_used(name, world, laid_out, dtype_bytes, figures.transport) > area_packs:
             return None

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from . import fp8
+
 if TYPE_CHECKING:
     from .communicator import Communicator
 
@@ -63,6 +65,48 @@ def _(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, weight_bias: float, communicator: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(residual)
+
+
+@torch.library.custom_op("pcie_allreduce::all_reduce_add_rms_norm_quant", mutates_args=())
+def all_reduce_add_rms_norm_quant(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    weight_bias: float,
+    scale: torch.Tensor | None,
+    communicator: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(quantised by scale, nothing, the new residual), or without a scale (quantised by groups, their scales, the new
+    residual), as new tensors."""
+    how = {"group_size": fp8.GROUP} if scale is None else {"scale": scale}
+    results = _find(communicator).all_reduce_add_rms_norm_quant(
+        x,
+        residual,
+        weight,
+        eps,
+        weight_bias=weight_bias,
+        **how,  # type: ignore[arg-type]
+    )
+    return results if scale is None else (results[0], scale.new_empty(0), results[2])
+
+
+@all_reduce_add_rms_norm_quant.register_fake
+def _(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    weight_bias: float,
+    scale: torch.Tensor | None,
+    communicator: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    groups = (*x.shape[:-1], x.shape[-1] // fp8.GROUP) if scale is None else (0,)
+    return (
+        torch.empty_like(x, dtype=fp8.DTYPE, memory_format=torch.contiguous_format),
+        x.new_empty(groups, dtype=torch.float32),
+        torch.empty_like(residual),
+    )
 
 
 @torch.library.custom_op("pcie_allreduce::all_reduce_", mutates_args=("x",))

@@ -1,6 +1,6 @@
 // Residual and RMSNorm alone: behind an all-reduce that they are not fused with, and what the benchmark compares with.
 #include "cuda/launch.h"
-#include "cuda/ptx.cuh"
+#include "cuda/quantise.cuh"
 #include "cuda/rms_norm.cuh"
 
 namespace pcie_allreduce::cuda {
@@ -46,6 +46,7 @@ __global__ void __launch_bounds__(kBlock) add_rms_norm_kernel(const __grid_const
     const float sum = warp_sum(i < params.packs ? Element::squares(values[k]) : 0.0f);
     if (threadIdx.x % 32 == 0 && i < params.packs) sums[i / 32] = sum;
   }
+  const float fixed_scale = scale_of_tensor(params.norm);
   __syncthreads();
   const float total = row_total(sums, (params.packs + 31) / 32);
   const float scale = scale_for(total, params.inverse_hidden, params.norm.eps);
@@ -53,8 +54,8 @@ __global__ void __launch_bounds__(kBlock) add_rms_norm_kernel(const __grid_const
   for (int k = 0; k < kItems; ++k) {
     const Word i = threadIdx.x + k * blockDim.x;
     if (i < params.packs) {
-      static_cast<Pack*>(params.norm.normed)[row + i] =
-          Element::scaled(values[k], weights[k], scale, params.norm.weight_bias);
+      const auto normed = Element::scaled(values[k], weights[k], scale, params.norm.weight_bias);
+      store_normed<Element>(params.norm, row + i, normed, fixed_scale);
     }
   }
 }

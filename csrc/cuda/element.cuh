@@ -57,16 +57,15 @@ struct Float32 : Partial<1> {
     }
     return __fadd_rn(even, odd);
   }
-  // values * scale * (weights + bias); a zero is +0.0 here too.
-  __device__ __forceinline__ static Pack scaled(const Pack& values, const Pack& weights, float scale, float bias) {
-    Pack pack;
+  // values * scale * (weights + bias), in this order; a zero is +0.0 here too.
+  __device__ __forceinline__ static Sum scaled(const Pack& values, const Pack& weights, float scale, float bias) {
+    Sum products;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const float weight = __fadd_rn(__uint_as_float(weights.word[w]), bias);
-      pack.word[w] =
-          __float_as_uint(__fadd_rn(__fmul_rn(__fmul_rn(__uint_as_float(values.word[w]), scale), weight), 0.0f));
+      products.value[w] = __fadd_rn(__fmul_rn(__fmul_rn(__uint_as_float(values.word[w]), scale), weight), 0.0f);
     }
-    return pack;
+    return products;
   }
   __device__ __forceinline__ static Pack nan() { return {{0x7FFF'FFFFu, 0x7FFF'FFFFu, 0x7FFF'FFFFu, 0x7FFF'FFFFu}}; }
 };
@@ -100,17 +99,17 @@ struct Pairs : Partial<2> {
     }
     return __fadd_rn(low, high);
   }
-  // values * scale * (weights + bias), in this order, rounded once.
-  __device__ __forceinline__ static Pack scaled(const Pack& values, const Pack& weights, float scale, float bias) {
-    Pack pack;
+  // values * scale * (weights + bias), in this order; to be rounded once.
+  __device__ __forceinline__ static Sum scaled(const Pack& values, const Pack& weights, float scale, float bias) {
+    Sum products;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const float2 value = Half::widen(values.word[w]);
       const float2 weight = Half::widen(weights.word[w]);
-      pack.word[w] = Half::narrow(__fmul_rn(__fmul_rn(value.x, scale), __fadd_rn(weight.x, bias)),
-                                  __fmul_rn(__fmul_rn(value.y, scale), __fadd_rn(weight.y, bias)));
+      products.value[2 * w] = __fmul_rn(__fmul_rn(value.x, scale), __fadd_rn(weight.x, bias));
+      products.value[2 * w + 1] = __fmul_rn(__fmul_rn(value.y, scale), __fadd_rn(weight.y, bias));
     }
-    return pack;
+    return products;
   }
   __device__ __forceinline__ static Pack nan() { return {{0x7FFF'7FFFu, 0x7FFF'7FFFu, 0x7FFF'7FFFu, 0x7FFF'7FFFu}}; }
 };

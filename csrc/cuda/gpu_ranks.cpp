@@ -157,7 +157,7 @@ bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
 bool GpuChannel::all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm,
                                          Algorithm algorithm, Dtype dtype, unsigned teams, unsigned cluster,
                                          unsigned threads, cudaStream_t stream) {
-  require_rows(bytes, hidden, dtype);
+  require_rows(bytes, hidden, dtype, norm.fp8);
   if (channel_.transport != Transport::kPush) throw std::invalid_argument("only pushes are fused with RMSNorm");
   for (const void* memory :
        {in, static_cast<const void*>(out), norm.residual, norm.weight, static_cast<const void*>(norm.normed)}) {
@@ -167,6 +167,9 @@ bool GpuChannel::all_reduce_add_rms_norm(const void* in, void* out, Word bytes, 
   }
   const FusedLaunch launch = fused_launch(algorithm, dtype, channel_.world, bytes, hidden,
                                           LaunchShape{teams, threads, dependent_launch_, cluster});
+  if (norm.fp8 == Fp8::kGroups && launch.rows.part % group_packs(element_bytes(dtype)) != 0) {
+    throw std::invalid_argument("parts of " + std::to_string(launch.rows.part) + " packs of a row are no whole groups");
+  }
   require_room(algorithm, dtype, launch.laid_out);
   if (failed()) return true;
   const DeviceScope scope(device_);

@@ -48,7 +48,7 @@ class PartMachine : public TeamMachine<Element, Share::kOnePack> {
   __device__ __forceinline__ void write(const Request& request, Word i, const Pack& pack) {
     Base::write(request, i, pack);
     if (failed_) {
-      static_cast<Pack*>(norm_.normed)[i] = pack;  // NaN
+      store_nan<Element>(norm_, i);
     } else {
       kept_ = pack;
     }
@@ -65,7 +65,7 @@ class PartMachine : public TeamMachine<Element, Share::kOnePack> {
     Base::end_call(call, used);  // by the stewards
     if (at_ == kNowhere) return;
     const float scale = scale_for(total_, rows_.inverse_hidden, norm_.eps);
-    static_cast<Pack*>(norm_.normed)[at_] = Element::scaled(kept_, weight_, scale, norm_.weight_bias);
+    this->give(at_, kept_, weight_, scale);
   }
 
  private:

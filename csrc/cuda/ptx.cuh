@@ -3,7 +3,7 @@
 // order.
 #pragma once
 
-#include "protocol/word.h"
+#include "protocol/e4m3.h"
 
 namespace pcie_allreduce::ptx {
 
@@ -14,6 +14,14 @@ __device__ __forceinline__ void hide(Word& value) { asm volatile("" : "+r"(value
 __device__ __forceinline__ Word whole(Word value) {
   asm("" : "+r"(value));
   return value;
+}
+
+// A pointer into global memory that is at hand here, and not fetched where it is first used.
+template <class T>
+__device__ __forceinline__ T* at_hand(T* pointer) {
+  asm volatile("" : "+l"(pointer));
+  __builtin_assume(__isGlobal(pointer));
+  return pointer;
 }
 
 __device__ __forceinline__ void st_relaxed_sys_v4(Pack* to, const Pack& pack) {
@@ -44,6 +52,12 @@ __device__ __forceinline__ Pack ld_weak_v4(const Pack* from) {
                : "=r"(pack.word[0]), "=r"(pack.word[1]), "=r"(pack.word[2]), "=r"(pack.word[3])
                : "l"(from));
   return pack;
+}
+
+__device__ __forceinline__ float ld_weak(const float* from) {
+  float value;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(from));
+  return value;
 }
 
 __device__ __forceinline__ void st_relaxed_sys(Word* to, Word value) {
@@ -131,6 +145,17 @@ __device__ __forceinline__ void cluster_arrive_relaxed() {
 __device__ __forceinline__ void cluster_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
+// Two values, the first in the low byte. There is no such instruction before sm_89.
+__device__ __forceinline__ Word cvt_e4m3x2(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  std::uint16_t both;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
+  return both;
+#else
+  return e4m3(low) | e4m3(high) << 8;
 #endif
 }
 

@@ -11,6 +11,7 @@ class RowMachine : public TeamMachine<Element, kShare> {
   using Base = TeamMachine<Element, kShare>;
   using Base::data_threads;
   using Base::failed_;
+  using Base::fixed_scale_;
   using Base::norm_;
   using Base::rows_;
   using Base::sums_;
@@ -54,7 +55,7 @@ class RowMachine : public TeamMachine<Element, kShare> {
   __device__ __forceinline__ void write(const Request& request, Word i, const Pack& pack) {
     Base::write(request, i, pack);
     if (failed_) {
-      static_cast<Pack*>(norm_.normed)[i] = pack;  // NaN
+      store_nan<Element>(norm_, i);
     } else if (kOnePack || i == first_) {
       kept_ = pack;
     } else {
@@ -68,6 +69,7 @@ class RowMachine : public TeamMachine<Element, kShare> {
     } else {
       this->publish();
       if (threadIdx.x < data_threads()) sum_squares(false);
+      fixed_scale_ = scale_of_tensor(norm_);
       failed_ = this->meet(failed);
       total_ = row_total(sums_, rows_.groups);
       return failed_;
@@ -86,7 +88,7 @@ class RowMachine : public TeamMachine<Element, kShare> {
       const Pack weight = first || rows_.stacked
                               ? weight_
                               : ptx::ld_weak_v4(static_cast<const Pack*>(norm_.weight) + lane_ + k * rows_.step);
-      static_cast<Pack*>(norm_.normed)[i] = Element::scaled(kept(k), weight, scale, norm_.weight_bias);
+      this->give(i, kept(k), weight, scale);
     }
   }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/machine.cuh"
+#include "cuda/quantise.cuh"
 #include "cuda/rms_norm.cuh"
 
 namespace pcie_allreduce::cuda {
@@ -48,6 +49,7 @@ class TeamMachine : public Machine<Element, kShare> {
     }
     // For warps without a pack too: the stewards may advance the state when all have read it.
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(meeting(), threadIdx.x == 0 ? rows_.cluster_bytes : 0);
+    fixed_scale_ = scale_of_tensor(norm_);
     while (!ptx::mbarrier_is_complete(meeting())) {
     }
     total_ = row_total(sums_, rows_.groups);
@@ -60,11 +62,16 @@ class TeamMachine : public Machine<Element, kShare> {
     tell_cluster(sums_ + group, warp_failed ? kFailed : __float_as_uint(sum));
   }
 
+  __device__ __forceinline__ void give(Word i, const Pack& values, const Pack& weight, float scale) const {
+    store_normed<Element>(norm_, i, Element::scaled(values, weight, scale, norm_.weight_bias), fixed_scale_);
+  }
+
   const Norm& norm_;
   const Rows& rows_;
   float* sums_;
   bool failed_ = false;
   float total_ = 0;  // of the squares of the team's first row
+  float fixed_scale_ = 0;
 
  private:
   static constexpr Word kFailed = 0xFFFF'DEADu;  // a NaN in the place of a sum, and none that arithmetic gives

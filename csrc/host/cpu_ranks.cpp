@@ -76,7 +76,7 @@ bool CpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm alg
 bool CpuChannel::all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm,
                                          Algorithm algorithm, Dtype dtype) {
   if (channel_.transport != Transport::kPush) throw std::invalid_argument("only pushes are fused with RMSNorm");
-  require_rows(bytes, hidden, dtype);
+  require_rows(bytes, hidden, dtype, norm.fp8);
   require_room(algorithm, dtype, bytes);
   const Request request{in, out, bytes, signature_kind(algorithm, dtype), false, hidden};
   cpu_lanes().fused(channel_, request, norm, crowded_, *this);

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "host/machine.h"
-#include "protocol/norm.h"
+#include "host/quantise.h"
 
 namespace pcie_allreduce::host::PAR_ISA {
 
@@ -21,14 +21,25 @@ class NormMachine : public Machine {
   }
   void write(const Request& request, Word i, const Unit& unit) const {
     Machine::write(request, i, unit);
-    if (failed_) Machine::write({nullptr, norm_.normed, request.bytes, 0, false}, i, unit);  // NaN
+    if (failed_ && norm_.fp8 == Fp8::kNone) {
+      Machine::write({nullptr, norm_.normed, request.bytes, 0, false}, i, unit);  // NaN
+    }
   }
-  bool any_failed(bool failed) { return failed_ = Machine::any_failed(failed); }
+  bool any_failed(bool failed) {
+    failed_ = Machine::any_failed(failed);
+    if (failed_ && norm_.fp8 != Fp8::kNone) quantise_nan(norm_, request_.bytes / kBytes);
+    return failed_;
+  }
   void end_call(const Call& call, Word used) {
-    const Word row_bytes = request_.row * element_bytes(kind_dtype(request_.kind));
+    const Word row_bytes = request_.row * kBytes;
     for (Word offset = 0; offset < request_.bytes; offset += row_bytes) {
-      normalise({static_cast<const char*>(request_.out) + offset, static_cast<char*>(norm_.normed) + offset, row_bytes,
-                 0, false});
+      const Request row{static_cast<const char*>(request_.out) + offset, static_cast<char*>(norm_.normed) + offset,
+                        row_bytes, 0, false};
+      if (norm_.fp8 == Fp8::kNone) {
+        normalise(row, [&](Word i, Sum& values) { Machine::write(row, i, Element::rounded(values)); });
+      } else {
+        quantise_row(row, offset / kBytes);
+      }
     }
     Machine::end_call(call, used);
   }
@@ -36,6 +47,8 @@ class NormMachine : public Machine {
  private:
   using Sum = typename Element::Sum;
   static constexpr int kFloats = sizeof(Sum) / sizeof(Floats);
+  static constexpr Word kElements = sizeof(Sum) / sizeof(float);  // of a unit
+  static constexpr Word kBytes = sizeof(Unit) / kElements;
 
   static Floats* floats(Sum& sum) { return reinterpret_cast<Floats*>(&sum); }
   Sum widened(const Request& row, Word i) const {
@@ -55,7 +68,15 @@ class NormMachine : public Machine {
     for (const float square : column) total += square;
     return 1.0f / std::sqrt(total / static_cast<float>(request_.row) + norm_.eps);
   }
-  void normalise(const Request& row) const {
+  // The elements of a unit, of which a sum may have the even ones first.
+  static void in_order(Sum& sum, float* to) {
+    constexpr Word kApart = Element::kPartialUnits;
+    float column[kElements];
+    std::memcpy(column, &sum, sizeof column);
+    for (Word e = 0; e < kElements; ++e) to[e] = column[e % kApart * (kElements / kApart) + e / kApart];
+  }
+  template <class Give>
+  void normalise(const Request& row, const Give& give) const {
     const float scale = scale_of(row);
     const Request weights{norm_.weight, nullptr, row.bytes, 0, false};
     for (Word i = 0; i < row.units<Unit>(); ++i) {
@@ -65,8 +86,19 @@ class NormMachine : public Machine {
         // + 0.0f: zero has one sign here too
         floats(values)[f] = floats(values)[f] * scale * (floats(weight)[f] + norm_.weight_bias) + 0.0f;
       }
-      Machine::write(row, i, Element::rounded(values));
+      give(i, values);
     }
+  }
+  void quantise_row(const Request& row, Word first) const {
+    float normed[kGroup];  // whole units
+    normalise(row, [&](Word i, Sum& values) {
+      const Word end = (i + 1) * kElements;
+      in_order(values, normed + i * kElements % kGroup);
+      const Word begin = (end - 1) / kGroup * kGroup;
+      if (end % kGroup == 0 || end >= request_.row) {
+        quantise(norm_, normed, first + begin, (end < request_.row ? end : request_.row) - begin);
+      }
+    });
   }
 
   const Request& request_;
