@@ -134,15 +134,19 @@ PYBIND11_MODULE(_C, m) {
   m.attr("PROBE_OUTBOX") = py::make_tuple(kOutboxOffset, kPayloadPacks);
   m.attr("PROBE_BURST_PACKS") = kBurstPacks;
 
-  py::class_<Norm>(m, "Norm").def(
-      py::init([](std::uintptr_t residual, std::uintptr_t weight, std::uintptr_t normed, float eps, float weight_bias,
-                  Word fp8, std::uintptr_t scales) {
-        const Fp8 kind = static_cast<Fp8>(fp8);
-        return Norm{pointer<const void>(residual), pointer<const void>(weight), pointer<void>(normed), eps, weight_bias,
-                    kind, kind == Fp8::kNone ? nullptr : pointer<float>(scales)};
-      }),
-      py::arg("residual"), py::arg("weight"), py::arg("normed"), py::arg("eps"), py::arg("weight_bias"),
-      py::arg("fp8") = 0, py::arg("scales") = 0);
+  py::class_<Norm>(m, "Norm").def(py::init([](std::uintptr_t residual, std::uintptr_t weight, std::uintptr_t normed,
+                                              float eps, float weight_bias, Word fp8, std::uintptr_t scales) {
+                                    const Fp8 kind = static_cast<Fp8>(fp8);
+                                    return Norm{pointer<const void>(residual),
+                                                pointer<const void>(weight),
+                                                pointer<void>(normed),
+                                                eps,
+                                                weight_bias,
+                                                kind,
+                                                kind == Fp8::kNone ? nullptr : pointer<float>(scales)};
+                                  }),
+                                  py::arg("residual"), py::arg("weight"), py::arg("normed"), py::arg("eps"),
+                                  py::arg("weight_bias"), py::arg("fp8") = 0, py::arg("scales") = 0);
 
   using host::CpuChannel;
   py::class_<CpuChannel>(m, "CpuChannel")

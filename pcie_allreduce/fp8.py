@@ -33,7 +33,7 @@ class Fp8:
         if not self.grouped:
             _write(normed * self.scales.reciprocal(), out)
             return
-        groups = normed.unflatten(-1, (-1, GROUP))
+        groups = normed.view(*normed.shape[:-1], normed.shape[-1] // GROUP, GROUP)
         largest = groups.abs().nan_to_num(nan=0.0, posinf=math.inf).amax(-1, keepdim=True).clamp_(min=LEAST_MAGNITUDE)
         self.scales.copy_((largest * (1.0 / LARGEST)).squeeze(-1))
         inverse = torch.full_like(largest, LARGEST) / largest  # `LARGEST / largest` would round twice

@@ -117,11 +117,9 @@ def checked(
     _require_apart("out", normed, may_be=fp8 is None, x=x)  # a row of FP8 lies where other rows of x do
     _require_apart("residual_out", residual_out, may_be=True, residual=residual)
     if fp8 is not None:
-        name = "scale_out" if fp8.grouped else "scale"
-        others = {"residual_out": residual_out, "out": normed}
-        if fp8.grouped:
-            others |= {"x": x, "residual": residual, "weight": weight}
-        _require_apart(name, fp8.scales, **others)
+        _require_apart("scale_out" if fp8.grouped else "scale", fp8.scales, out=normed, residual_out=residual_out)
+    if fp8 is not None and fp8.grouped:
+        _require_apart("scale_out", fp8.scales, x=x, residual=residual, weight=weight)
     return FusedCall(x, residual, weight, float(eps), float(weight_bias), normed, residual_out, fp8)
 
 

@@ -79,14 +79,8 @@ def all_reduce_add_rms_norm_quant(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(quantised by scale, nothing, the new residual), or without a scale (quantised by groups, their scales, the new
     residual), as new tensors."""
-    how = {"group_size": fp8.GROUP} if scale is None else {"scale": scale}
     results = _find(communicator).all_reduce_add_rms_norm_quant(
-        x,
-        residual,
-        weight,
-        eps,
-        weight_bias=weight_bias,
-        **how,  # type: ignore[arg-type]
+        x, residual, weight, eps, scale=scale, group_size=fp8.GROUP if scale is None else None, weight_bias=weight_bias
     )
     return results if scale is None else (results[0], scale.new_empty(0), results[2])
 

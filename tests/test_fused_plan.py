@@ -158,6 +158,21 @@ def test_an_algorithm_that_was_asked_for_is_kept() -> None:
     assert everything == FusedPlan("two_shot", 1, 1, 1)
 
 
+@pytest.mark.parametrize("world", [2, 3, 4, 5, 6, 7, 8])
+def test_groups_go_by_two_shot_where_parts_are_whole_groups(world: int) -> None:
+    for hidden in (4096, 5120, 7168):
+        wide = tuple(Shape(8, 32 * world * n, 60, "two_shot") for n in range(1, 256 // (32 * world) + 1))
+        plan = chosen(world, 4, hidden, GPU, (*ROW_SHAPES, *wide), algorithm="two_shot", group=128)
+        part = part_packs(hidden // 8, world)
+        fits = part <= 8 * max(shape.threads for shape in wide) // world
+        assert (plan is not None) == (part % 16 == 0 and fits)
+        assert chosen(world, 4, hidden, ALL, None, algorithm="two_shot", group=128) is not None, (
+            "CPU ranks have whole rows"
+        )
+        anything = chosen(world, 4, hidden, GPU, (*ROW_SHAPES, *wide), group=128)
+        assert anything is None or anything.algorithm == "one_shot" or part % 16 == 0
+
+
 def test_a_tuned_table_decides_what_the_alternative_is() -> None:
     tuned = (Step(2, 1 << 20, "two_shot"),)
     everything = chosen(8, 1, algorithms=ALL, shapes=None, tuned=tuned)

@@ -52,9 +52,9 @@ __device__ __forceinline__ void store_quantised(const Norm& norm, Word i, const 
   Word codes[2]{};
 #pragma unroll
   for (int e = 0; e < kCount; e += 2) {  // a zero is +0.0 here too
-    codes[e / 4] |= ptx::cvt_e4m3x2(__fmaf_rn(normed.value[e], inverse, 0.0f),
-                                    __fmaf_rn(normed.value[e + 1], inverse, 0.0f))
-                    << (e % 4 * 8);
+    codes[e / 4] |=
+        ptx::cvt_e4m3x2(__fmaf_rn(normed.value[e], inverse, 0.0f), __fmaf_rn(normed.value[e + 1], inverse, 0.0f))
+        << (e % 4 * 8);
   }
   store_codes<Element>(norm, i, codes[0], codes[1]);
 }

@@ -43,6 +43,7 @@ class Steps:
     once: int = 0  # and writes; then one stage more awaits a single slot
     staged: bool = False  # slabs lie in host memory, whose re-arming ends with a fence; four phases
     flags: int = 0  # stages that flags announce, each behind a fence
+    codes: int = 0  # packs given out as FP8, NaN among them, each with the scale of its group
 
 
 def one_shot(world: int, _: int) -> Steps:
@@ -54,7 +55,7 @@ def one_shot(world: int, _: int) -> Steps:
 def fused_one_shot(world: int, _: int) -> Steps:
     plain = one_shot(world, 0)
     # The first residual and weight early, the others late; a normed pack, and NaN twice where there was one.
-    return replace(plain, reads=plain.reads + 2 + 2, writes=plain.writes + 1 + 1, again=(1 + 2, 0, 0))
+    return replace(plain, reads=plain.reads + 2 + 2, writes=plain.writes + 1 + 1, again=(1 + 2, 0, 0), codes=1 + 1)
 
 
 AT_ONCE = 4  # sums of an owner that a lane of several places looks at together
@@ -78,7 +79,7 @@ def two_shot(world: int, _: int) -> Steps:
 def fused_two_shot(world: int, _: int) -> Steps:
     plain = two_shot(world, 0)
     # A residual and a weight; a normed pack, and NaN twice in two places.
-    return replace(plain, reads=plain.reads + 2, writes=plain.writes + 1 + 2)
+    return replace(plain, reads=plain.reads + 2, writes=plain.writes + 1 + 2, codes=1 + 2)
 
 
 def island(world: int, element_bytes: int) -> Steps:
@@ -198,6 +199,18 @@ def _flags(stages: int) -> dict[Access, tuple[int, int]]:
     }
 
 
+def _fp8(codes: int, element_bytes: int) -> dict[Access, tuple[int, int]]:
+    """Behind a branch that a call without FP8 does not take. A scale that was given is read."""
+    if codes == 0:
+        return {}
+    scales = codes * (2 if element_bytes == 4 else 1)  # a pack of float32 becomes as many bytes as a scale has
+    return {
+        Access("LDG", 4, ""): (1, 1),
+        Access("STG", 4, ""): (scales, scales),
+        **({} if element_bytes == 4 else {Access("STG", 8, ""): (codes, codes)}),
+    }
+
+
 def on_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
     """At least and at most so many, where a lane comes that has not waited for long: a call whose peers are in time.
     Kinds of access that are not named must not occur there."""
@@ -214,6 +227,7 @@ def on_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
         Access("STG", width, ""): (steps.writes * pieces, steps.writes * pieces),
         Access("LDG", 4, "SYS"): (1, 1),  # this rank's failure mark
         **_flags(steps.flags),
+        **_fp8(steps.codes, element),
         **(STAGED_STATE if steps.staged else STATE),
     }
 
