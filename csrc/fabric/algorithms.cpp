@@ -33,20 +33,31 @@ Word two_shot_rows_link(const Channel& channel, const Request& request, Word uni
   return kSignature + parts.rows * (owned(parts.row, parts.part, reader) + owned(parts.row, parts.part, channel.rank));
 }
 Word two_shot_rows_laid_out(const Request& request, Word world) { return row_parts(request, world).units(world); }
-Word island_link(const Channel& channel, const Request& request, Word unit, Word reader) {
+
+Word spread_of(const Request& request) { return kind_dtype(request.kind) == Dtype::kFloat32 ? 1 : 2; }
+// `owned_by(place)`: packs of an owner.
+template <class OwnedBy>
+Word link_of_islands(const Channel& channel, const Request& request, Word reader, const OwnedBy& owned_by) {
   if (reader == channel.rank) return 0;
-  const Word spread = kind_dtype(request.kind) == Dtype::kFloat32 ? 1 : 2;
-  const Word packs = whole_units(request.units(), unit);
-  const Word shard = IslandLayout(channel.world, request.units(), spread).shard;
   const Islands& islands = channel.islands;
-  if (reader == islands.partner) return kSignature + spread * owned(packs, shard, islands.place);
+  if (reader == islands.partner) return kSignature + spread_of(request) * owned_by(islands.place);
   for (Word place = 0; place < channel.world / 2; ++place) {
-    if (islands.mates[place] == reader) {
-      return kSignature + owned(packs, shard, place) + owned(packs, shard, islands.place);
-    }
+    if (islands.mates[place] == reader) return kSignature + owned_by(place) + owned_by(islands.place);
   }
   return kSignature;
 }
+Word island_link(const Channel& channel, const Request& request, Word unit, Word reader) {
+  const Word packs = whole_units(request.units(), unit);
+  const Word shard = IslandLayout(channel.world, request.units(), spread_of(request)).shard;
+  return link_of_islands(channel, request, reader, [&](Word place) { return owned(packs, shard, place); });
+}
+Word island_rows_link(const Channel& channel, const Request& request, Word unit, Word reader) {
+  if (unit > 1) return island_link(channel, request, unit, reader);  // lines have no rows
+  const RowParts parts = row_parts(request, channel.world / 2);
+  return link_of_islands(channel, request, reader,
+                         [&](Word place) { return parts.rows * owned(parts.row, parts.part, place); });
+}
+Word island_rows_laid_out(const Request& request, Word world) { return row_parts(request, world / 2).units(world / 2); }
 
 // A signature a reader, and once for all readers; two-shot: all shards but its own, and the sums of its own.
 Word staged_link(const Channel& channel, const Request& request, Word unit, Word reader) {
@@ -95,15 +106,21 @@ std::string two_shot_rows_name(const Channel& channel, const Request& request, W
   const Word others = channel.world - 1;
   return data_of(index < others ? "parts" : "sums", source_of(index % others, channel.rank), pack % shard);
 }
-std::string island_name(const Channel& channel, const Request& request, Word pack) {
-  const Word spread = kind_dtype(request.kind) == Dtype::kFloat32 ? 1 : 2;
-  const Word shard = IslandLayout(channel.world, request.units(), spread).shard;
+std::string name_in_islands(const Channel& channel, const Request& request, Word shard, Word pack) {
+  const Word spread = spread_of(request);
   const Islands& islands = channel.islands;
   const Word others = channel.world / 2 - 1;
   const Word index = pack / shard;
   if (index < others) return data_of("shard", islands.mates[source_of(index, islands.place)], pack % shard);
   if (index < others + spread) return data_of("partial", islands.partner, pack % shard);
   return data_of("sum", islands.mates[source_of(index - others - spread, islands.place)], pack % shard);
+}
+std::string island_name(const Channel& channel, const Request& request, Word pack) {
+  return name_in_islands(channel, request, IslandLayout(channel.world, request.units(), 1).shard, pack);
+}
+std::string island_rows_name(const Channel& channel, const Request& request, Word pack) {
+  const RowParts parts = row_parts(request, channel.world / 2);
+  return name_in_islands(channel, request, parts.rows * parts.part, pack);
 }
 
 }  // namespace
@@ -116,6 +133,8 @@ const std::vector<Entry>& algorithms() {
       {"two_shot_rows", Algorithm::kTwoShot, kAllReduce, any_world, run_two_shot_rows, two_shot_rows_link,
        two_shot_rows_name, false, Transport::kPush, nullptr, two_shot_rows_laid_out},
       {"island", Algorithm::kIsland, kAllReduce, even_world, run_island, island_link, island_name},
+      {"island_rows", Algorithm::kIsland, kAllReduce, even_world, run_island_rows, island_rows_link, island_rows_name,
+       false, Transport::kPush, nullptr, island_rows_laid_out},
       {"staged_one_shot", Algorithm::kOneShot, kAllReduce, any_world, run_staged_one_shot, staged_link, staged_name,
        false, Transport::kStaged},
       {"staged_two_shot", Algorithm::kTwoShot, kAllReduce, any_world, run_staged_two_shot, staged_two_shot_link,

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "fabric/machine.h"
-#include "protocol/two_shot.h"
+#include "protocol/owners.h"
 
 namespace pcie_allreduce::fabric {
 
@@ -26,10 +26,10 @@ void on_units(Lane& lane, const Request& request, Mapping mapping, Body&& body) 
 }
 
 // Three rows, two, or one, whichever the payload has.
-inline RowParts row_parts(const Request& request, Word world) {
+inline RowParts row_parts(const Request& request, Word owners) {
   const Word packs = request.units();
   const Word rows = packs % 3 == 0 ? 3 : (packs % 2 == 0 ? 2 : 1);
-  return {packs / rows, whole_lines((packs / rows + world - 1) / world), rows};
+  return {packs / rows, whole_lines((packs / rows + owners - 1) / owners), rows};
 }
 
 // One file each, since compiling them is what takes long.
@@ -37,6 +37,7 @@ void run_one_shot(Lane& lane, const Channel& channel, const Request& request, Ma
 void run_two_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_two_shot_rows(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_island(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
+void run_island_rows(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_staged_one_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_staged_two_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_pull_one_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);

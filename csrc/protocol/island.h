@@ -27,13 +27,13 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
   const Waiting about = waiting_for(machine, channel, given, call);
   const Request request = given;
   const Word place = channel.islands.place;
-  const IslandLayout layout(channel.world, request.units(), kSpread);
+  const IslandLayout layout(channel.world, packs_for_shards(machine, request, kHalf), kSpread);
   const Word units = request.units<Unit>();
   const Word shard = layout.shard / kUnitPacks;
   const auto hops = machine.hops(kHalf);
   const auto places = machine.places(shard, kHalf);
   const auto mine = machine.own_places(shard, kHalf);
-  const auto at = [&](Word owner, Word i) { return owner * shard + i; };
+  const auto at = [&](Word owner, Word i) { return place_of(machine, owner, shard, i); };
   const auto input = shard_input<kHalf>(machine, request, place, hops, places, at);
   bool failed = call.failed;
 
@@ -51,7 +51,6 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
     failed = !signatures_agree(machine, about, machine.once_a_block(channel.world - 1));
 
     Pack* partner = area_of(channel.slab[channel.islands.partner], call.phase, channel.area_packs) + layout.cross();
-    const auto is_own = [&](Word i) { return i < mine.end && at(place, i) < units; };
     const auto own_partial = [&](Word i, typename Element::Sum& sum) {
       Unit got[kHalf];
       const Unit own = encoded(input.read(place, i));
@@ -62,7 +61,8 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
       return true;
     };
     typename Element::Sum kept;  // of the lane's first unit, which on a GPU mostly is its only one
-    for (Word i = mine.first; is_own(i) && !failed; i += mine.step) {
+    for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
+      if (at(place, i) >= units) continue;
       typename Element::Sum sum;
       failed = !own_partial(i, sum);
       if (failed) break;  // and sends nothing
@@ -75,7 +75,8 @@ PAR_INLINE void island(Machine& machine, const Channel& channel, const Request& 
       }
     }
     if (!failed) rearm(machine, channel, call);  // while the partials cross: the longest wait
-    for (Word i = mine.first; is_own(i) && !failed; i += mine.step) {
+    for (Word i = mine.first; i < mine.end && !failed; i += mine.step) {
+      if (at(place, i) >= units) continue;
       // The others are summed again from the slots, beside the wait for the partner: a lane may own many.
       typename Element::Sum sum;
       Unit theirs[kSpread] = {};

@@ -7,6 +7,38 @@
 
 namespace pcie_allreduce {
 
+constexpr Word kNowhere = ~0u;
+
+// Rows of which every owner has a part, where a machine keeps rows together.
+struct RowParts {
+  Word row;   // units
+  Word part;  // units of a row that an owner has: whole lines, and the last ones may be short or empty
+  Word rows;
+  PAR_INLINE constexpr Word place_of(Word owner, Word row_index, Word place) const {
+    const Word at = owner * part + place;
+    return at < row ? row_index * row + at : kNowhere;
+  }
+  PAR_INLINE constexpr Word units(Word owners) const { return rows * part * owners; }  // that the shards are made for
+};
+
+// Where place i of an owner's shard stands in the payload; no less than its length, where that shard has no such place.
+template <class Machine>
+PAR_INLINE Word place_of(const Machine& machine, Word owner, Word shard, Word i) {
+  if constexpr (requires { machine.place_of(owner, i); }) {
+    return machine.place_of(owner, i);
+  } else {
+    return owner * shard + i;
+  }
+}
+template <class Machine>
+PAR_INLINE Word packs_for_shards(const Machine& machine, const Request& request, Word owners) {
+  if constexpr (requires { machine.parts(); }) {
+    return machine.parts().units(owners);
+  } else {
+    return request.units();
+  }
+}
+
 // `visit(owner)` for the owners of a lane, until it says false. Hop h leads h + 1 places on in a ring, so that nobody
 // is everybody's first destination; the last hop is the reader's own place.
 template <int kOwners, class Hops, class Visit>
@@ -17,8 +49,7 @@ PAR_INLINE bool for_each_owner(Word own, const Hops& hops, const Visit& visit) {
   return true;
 }
 
-// A lane's first unit is asked for beside the state of the call, not behind it. `at(owner, i)`: where place i of an
-// owner's shard stands in the payload; no less than its length, where that shard has no such place.
+// A lane's first unit is asked for beside the state of the call, not behind it. `at(owner, i)`: as place_of.
 template <int kOwners, class Machine, class Hops, class Places, class At>
 class ShardInput {
  public:

@@ -6,38 +6,6 @@
 
 namespace pcie_allreduce {
 
-constexpr Word kNowhere = ~0u;
-
-// Rows of which every rank owns a part, where a machine keeps rows together.
-struct RowParts {
-  Word row;   // units
-  Word part;  // units of a row that a rank owns: whole lines, and the last ones may be short or empty
-  Word rows;
-  PAR_INLINE constexpr Word place_of(Word owner, Word row_index, Word place) const {
-    const Word at = owner * part + place;
-    return at < row ? row_index * row + at : kNowhere;
-  }
-  PAR_INLINE constexpr Word units(Word world) const { return rows * part * world; }  // that the shards are made for
-};
-
-// Where place i of an owner's shard stands in the payload; no less than its length, where that shard has no such place.
-template <class Machine>
-PAR_INLINE Word place_of(const Machine& machine, Word owner, Word shard, Word i) {
-  if constexpr (requires { machine.place_of(owner, i); }) {
-    return machine.place_of(owner, i);
-  } else {
-    return owner * shard + i;
-  }
-}
-template <class Machine>
-PAR_INLINE Word packs_for_shards(const Machine& machine, const Request& request, Word world) {
-  if constexpr (requires { machine.parts(); }) {
-    return machine.parts().units(world);
-  } else {
-    return request.units();
-  }
-}
-
 template <class Element, int kWorld, class Machine>
 PAR_INLINE void two_shot(Machine& machine, const Channel& channel, const Request& given) {
   using Unit = typename Machine::Unit;
