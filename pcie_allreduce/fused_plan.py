@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from .plan import PACK_BYTES, WARP, LinkFigures, Tuned, choose, cost_us, packs_used, whole_lines
+from .plan import PACK_BYTES, WARP, LinkFigures, Tuned, choose, cost_us, owners_of, packs_used, serves, whole_lines
 
 MAX_HIDDEN = 16384
 MAX_BLOCKS = 128
@@ -78,7 +78,7 @@ def choose_fused(
 ) -> FusedPlan | None:
     """The plan of a fused call of rows (> 0); None where the all-reduce and a norm behind it are cheaper, or nothing
     else is possible. `algorithms`: those that can be fused, on this kind of device. `group`: elements of a row that get
-    an FP8 scale; by two-shot a GPU's parts of rows must be whole groups, since a group lies within a warp."""
+    an FP8 scale; where there are owners, a GPU's parts of rows must be whole groups, since a group lies within a warp."""
     nbytes = rows * hidden * dtype_bytes
     plain = choose(world, nbytes, dtype_bytes, islands, figures, area_packs, 1, algorithm, tuned)
     if plain is None or not fusable(hidden):
@@ -90,41 +90,41 @@ def choose_fused(
         if shapes is None:
             return FusedPlan(name, 1, 1, 1)
         packs = hidden * dtype_bytes // PACK_BYTES
-        part = part_packs(packs, world)
-        if name == "two_shot" and part * PACK_BYTES % (group * dtype_bytes) != 0:
+        owners = owners_of(name, world)
+        part = part_packs(packs, owners)
+        if owners > 1 and part * PACK_BYTES % (group * dtype_bytes) != 0:
             return None
-        laid_out = rows * part * world * PACK_BYTES if name == "two_shot" else nbytes
+        laid_out = rows * part * owners * PACK_BYTES if owners > 1 else nbytes
         if packs_used(name, world, laid_out, dtype_bytes, figures.transport) > area_packs:
             return None
         serving = tuple(shape for shape in shapes if shape.algorithm == name)
-        shape = part_shape(rows, part, world, serving) if name == "two_shot" else fused_shape(rows, packs, serving)
+        shape = part_shape(rows, part, owners, serving) if owners > 1 else fused_shape(rows, packs, serving)
         return None if shape is None else FusedPlan(name, *shape)
 
     plan = fused(plain.algorithm)
     if plan is not None or algorithm != "auto":
         return plan
-    costs = {
-        name: cost_us(name, world, nbytes, dtype_bytes, islands, figures) for name in (*algorithms, plain.algorithm)
-    }
-    for name in sorted(algorithms, key=costs.__getitem__):
+    serving = [name for name in algorithms if serves(name, world, islands)]
+    costs = {name: cost_us(name, world, nbytes, dtype_bytes, islands, figures) for name in (*serving, plain.algorithm)}
+    for name in sorted(serving, key=costs.__getitem__):
         plan = fused(name)
         if plan is not None and costs[name] < costs[plain.algorithm] + NORM_US:
             return plan
     return None
 
 
-def part_packs(packs: int, world: int) -> int:
-    """Packs of a row that a rank owns in two-shot: whole lines."""
-    return whole_lines(-(-packs // world))
+def part_packs(packs: int, owners: int) -> int:
+    """Packs of a row that an owner has: whole lines."""
+    return whole_lines(-(-packs // owners))
 
 
-def part_shape(rows: int, part: int, world: int, shapes: tuple[Shape, ...]) -> tuple[int, int, int] | None:
-    """Teams, blocks of a team and threads of two-shot, where a team has a row and a lane one pack of it, in whole warps
-    of one owner; None where no shape holds them. Small blocks come first: they spread over more of the GPU."""
+def part_shape(rows: int, part: int, owners: int, shapes: tuple[Shape, ...]) -> tuple[int, int, int] | None:
+    """Teams, blocks of a team and threads where there are owners: a team has a row and a lane one pack of it, in whole
+    warps of one owner; None where no shape holds them. Small blocks come first: they spread over more of the GPU."""
     fits = [
         (threads, cluster)
         for cluster, threads, teams, _ in shapes
-        if cluster * threads >= part * world and rows <= teams and rows * cluster <= MAX_BLOCKS
+        if cluster * threads >= part * owners and rows <= teams and rows * cluster <= MAX_BLOCKS
     ]
     if not fits:
         return None

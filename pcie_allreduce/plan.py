@@ -120,7 +120,7 @@ def lanes(algorithm: str, world: int, nbytes: int) -> int:
     packs = packs_of(nbytes)
     if algorithm == "one_shot":
         return packs
-    return whole_lines(-(-packs // _owners(algorithm, world)))
+    return whole_lines(-(-packs // owners_of(algorithm, world)))
 
 
 def packs_used(
@@ -171,7 +171,7 @@ def stages(
     crossing = half * half if islands else 0  # pairs of ranks whose traffic shares a link
     if algorithm == "one_shot":
         return (Stage(world - 1, (world - 1) * nbytes, crossing * nbytes, islands),)
-    shard = nbytes / _owners(algorithm, world)
+    shard = nbytes / owners_of(algorithm, world)
     if algorithm == "two_shot":
         return (Stage(world - 1, (world - 1) * shard, crossing * shard, islands),) * 2
     inside = Stage(half - 1, (half - 1) * shard, 0, False)
@@ -264,8 +264,8 @@ def choose(
         best, threads = step.algorithm, step.threads
     else:
         best, threads = cheapest(fitting, world, nbytes, dtype_bytes, islands, figures), None
-    if _owners(best, world) > 1 and figures.transport == "push":
-        return Plan(best, *owner_shape(lanes(best, world, nbytes), _owners(best, world), max_blocks, threads))
+    if owners_of(best, world) > 1 and figures.transport == "push":
+        return Plan(best, *owner_shape(lanes(best, world, nbytes), owners_of(best, world), max_blocks, threads))
     return Plan(best, *shape(best, lanes(best, world, nbytes), max_blocks, threads))
 
 
@@ -298,7 +298,8 @@ def owner_shape(places: int, owners: int, max_blocks: int, wanted: int | None = 
     return max(1, min(most, -(-places // (warps * WARP)))), warps * owners * WARP
 
 
-def _owners(algorithm: str, world: int) -> int:
+def owners_of(algorithm: str, world: int) -> int:
+    """Among how many ranks an algorithm shares the sums: 1 where everyone sums everything."""
     return {"one_shot": 1, "two_shot": world, "island": world // 2}[algorithm]
 
 

@@ -12,7 +12,7 @@ from . import _C
 from .errors import SetupError
 from .faults import ALGORITHMS
 from .fused_plan import Shape
-from .plan import MAX_THREADS, TRANSPORTS, WARP
+from .plan import MAX_THREADS, TRANSPORTS, WARP, candidates, owners_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -153,7 +153,7 @@ class GpuTransport(Transport):
         code = TRANSPORTS.index(transport)
         self._channel = _C.GpuChannel(device.index, rank, world_size, area_packs, timeout, warmup_timeout, code)
         self.max_blocks = 0  # until share_gpu
-        self.fused_algorithms = () if transport != "push" else ("one_shot", "two_shot")[: world_size - 1]
+        self.fused_algorithms = () if transport != "push" else candidates(world_size, islands=True)
         self.shapes = ()
         self._wide_threads = _C.max_wide_threads(world_size)
 
@@ -172,9 +172,11 @@ class GpuTransport(Transport):
             )
         if self.fused_algorithms:
             clusters = range(2, _C.MAX_CLUSTER + 1)
-            launches = [("one_shot", cluster, threads) for threads in (128, 256) for cluster in clusters]
-            warps = range(WARP * self._world_size, MAX_THREADS + 1, WARP * self._world_size)  # of every owner as many
-            launches += [("two_shot", cluster, threads) for threads in warps for cluster in clusters]
+            launches = [("one_shot", 1, self._wide_threads)]
+            for algorithm in self.fused_algorithms:
+                warps = WARP * owners_of(algorithm, self._world_size)  # of every owner as many
+                sizes: Iterable[int] = (128, 256) if algorithm == "one_shot" else range(warps, MAX_THREADS + 1, warps)
+                launches += [(algorithm, cluster, threads) for threads in sizes for cluster in clusters]
             self.shapes = tuple(
                 Shape(
                     cluster,
@@ -182,8 +184,7 @@ class GpuTransport(Transport):
                     self._resident_teams(algorithm, threads, cluster) // (2 * ranks_on_this_gpu),
                     algorithm,
                 )
-                for algorithm, cluster, threads in [("one_shot", 1, self._wide_threads), *launches]
-                if algorithm in self.fused_algorithms
+                for algorithm, cluster, threads in launches
             )
 
     def _resident_teams(self, algorithm: str, threads: int, cluster: int) -> int:

@@ -2,7 +2,8 @@
 #include <algorithm>
 
 #include "cuda/launch.h"
-#include "protocol/two_shot.h"
+#include "protocol/dispatch.h"
+#include "protocol/owners.h"
 
 namespace pcie_allreduce::cuda {
 namespace {
@@ -38,26 +39,26 @@ Rows rows_of(Word world, Word hidden, Word row_packs, Word rows, unsigned teams,
   return of;
 }
 
-Rows parts_of(Word world, Word hidden, Word row_packs, Word rows, unsigned cluster, unsigned threads) {
+Rows parts_of(Word owners, Word hidden, Word row_packs, Word rows, unsigned cluster, unsigned threads) {
   Rows of{};
   of.packs = row_packs;
-  of.part = whole_lines((row_packs + world - 1) / world);
+  of.part = whole_lines((row_packs + owners - 1) / owners);
   of.count = rows;
   of.cluster = cluster;
   of.items = 1;
   of.part_groups = (of.part + 31) / 32;
-  of.groups = world * of.part_groups;
+  of.groups = owners * of.part_groups;
   of.told_at = (of.groups + 3) / 4 * 4;  // sums are read four at a time
   of.sum_bytes = (of.told_at + kMaxCluster) * static_cast<Word>(sizeof(float));
   of.cluster_bytes = (of.groups + cluster) * static_cast<Word>(sizeof(float));
   of.inverse_hidden = 1.0f / static_cast<float>(hidden);
   // A warp has lanes of one owner, and a cluster of one block would be none.
   if (cluster < 2 || cluster > kMaxCluster || rows * cluster > kMaxBlocks || threads == 0 ||
-      threads % (32 * world) != 0 || threads > kMaxThreads || cluster * threads / world < of.part) {
+      threads % (32 * owners) != 0 || threads > kMaxThreads || cluster * threads / owners < of.part) {
     throw std::invalid_argument("clusters of " + std::to_string(cluster) + " x " + std::to_string(threads) +
                                 " threads do not hold " + std::to_string(rows) + " rows of " +
-                                std::to_string(row_packs) + " packs, of which each of " + std::to_string(world) +
-                                " ranks owns " + std::to_string(of.part));
+                                std::to_string(row_packs) + " packs, of which each of " + std::to_string(owners) +
+                                " owners has " + std::to_string(of.part));
   }
   return of;
 }
@@ -69,21 +70,19 @@ FusedLaunch fused_launch(Algorithm algorithm, Dtype dtype, Word world, Word byte
   const Word packs = row_bytes / sizeof(Pack);
   const Word count = bytes / row_bytes;
   const unsigned teams = shape.blocks;
-  if (algorithm == Algorithm::kTwoShot) {
-    const Rows rows = parts_of(world, hidden, packs, count, shape.cluster, shape.threads);
+  const Word owners = owners_of(algorithm, world);
+  if (owners > 1) {
+    const Rows rows = parts_of(owners, hidden, packs, count, shape.cluster, shape.threads);
     shape.blocks = count * shape.cluster;
     shape.shared = rows.sum_bytes;
-    const Word laid_out = RowParts{packs, rows.part, count}.units(world) * static_cast<Word>(sizeof(Pack));
-    return {fused_two_shot_kernel(dtype, world), rows, shape, laid_out};
-  }
-  if (algorithm != Algorithm::kOneShot) {
-    throw std::invalid_argument("residual and RMSNorm are fused with one-shot and two-shot alone");
+    const Word laid_out = RowParts{packs, rows.part, count}.units(owners) * static_cast<Word>(sizeof(Pack));
+    return {fused_kernel_of(algorithm, dtype, world, Share::kOnePack, true), rows, shape, laid_out};
   }
   const Rows rows = rows_of(world, hidden, packs, count, teams, shape.cluster, shape.threads);
   shape.blocks = teams * shape.cluster;
   shape.shared = rows.sum_bytes + (rows.items - 1) * shape.threads * static_cast<unsigned>(sizeof(Pack));
   const Share share = rows.items == 1 ? Share::kOnePack : Share::kPacks;
-  return {fused_one_shot_kernel(dtype, world, share, shape.cluster > 1), rows, shape, bytes};
+  return {fused_kernel_of(algorithm, dtype, world, share, shape.cluster > 1), rows, shape, bytes};
 }
 
 }  // namespace pcie_allreduce::cuda

@@ -8,7 +8,7 @@ template <class Element, int kWorld>
 __global__ void __launch_bounds__(kMaxThreads + kStewards, 2)
     run_fused_two_shot(const __grid_constant__ FusedParams params) {
   extern __shared__ __align__(16) char shared[];
-  PartMachine<Element, kWorld> machine(params, shared);
+  PartMachine<Element, kWorld> machine(params, shared, params.channel.rank);
   two_shot<Element, kWorld>(machine, params.channel, params.request);
 }
 

@@ -18,6 +18,16 @@ const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, Share share,
   }
 }
 
+const void* fused_kernel_of(Algorithm algorithm, Dtype dtype, Word world, Share share, bool clustered) {
+  switch (algorithm) {
+    case Algorithm::kOneShot: return fused_one_shot_kernel(dtype, world, share, clustered);
+    case Algorithm::kTwoShot: return fused_two_shot_kernel(dtype, world);
+    case Algorithm::kIsland: return fused_island_kernel(dtype, world);
+    default:
+      throw std::invalid_argument("no fused kernel has algorithm code " + std::to_string(static_cast<Word>(algorithm)));
+  }
+}
+
 namespace {
 
 // A launch's configuration, with the attributes that it points to.
@@ -55,12 +65,10 @@ cudaError_t launch(const void* kernel, const void* params, const LaunchShape& sh
 cudaError_t resident_teams(Algorithm algorithm, Word world, unsigned threads, unsigned cluster, int multiprocessors,
                            int* teams) {
   *teams = 1 << 20;
+  const unsigned shared = owners_of(algorithm, world) > 1 ? kMaxPartShared : kMaxShared;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBFloat16}) {
     for (const Share share : {Share::kOnePack, Share::kPacks}) {
-      const bool parts = algorithm == Algorithm::kTwoShot;
-      const unsigned shared = parts ? kMaxPartShared : kMaxShared;
-      const void* kernel =
-          parts ? fused_two_shot_kernel(dtype, world) : fused_one_shot_kernel(dtype, world, share, cluster > 1);
+      const void* kernel = fused_kernel_of(algorithm, dtype, world, share, cluster > 1);
       int fit = 0;
       cudaError_t error = cudaSuccess;
       if (cluster > 1) {

@@ -17,7 +17,7 @@ struct CallParams {
 constexpr unsigned kMaxThreads = 256;  // that move data
 constexpr unsigned kMaxCluster = 8;    // what every GPU with clusters can do
 constexpr unsigned kMaxShared = 32 * 1024;
-constexpr unsigned kMaxPartShared = 1024;  // of a fused two-shot
+constexpr unsigned kMaxPartShared = 1024;  // of a fused call whose owners have parts of rows
 constexpr unsigned kStewards = 32;         // the last warp: signatures, state
 // Of a fused call's block that has rows for itself: 64 registers hold the packs of few ranks alone.
 constexpr unsigned max_wide_threads(Word world) { return world <= 3 ? 992 : 608; }
@@ -25,9 +25,9 @@ constexpr unsigned max_wide_threads(Word world) { return world <= 3 ? 992 : 608;
 // How teams of blocks share the rows of a fused call. Computed once, on the host.
 struct Rows {
   Word packs;          // of a row
-  Word part;           // two-shot: of them, those of one owner
-  Word count;          // two-shot: rows
-  Word part_groups;    // two-shot: sums of squares of a part
+  Word part;           // of an algorithm with owners: of them, those of one owner
+  Word count;          // ... rows
+  Word part_groups;    // ... sums of squares of a part
   Word cluster;        // blocks of a team
   Word stacked;        // a lane has one pack of every row of its team; else some packs of the team's one row
   Word step;           // from one pack of a lane to its next
@@ -84,15 +84,18 @@ const void* staged_kernel(Algorithm algorithm, Dtype dtype, Word world, Share sh
 const void* pull_kernel(Algorithm algorithm, Dtype dtype, Word world, Share share);    // one-shot and two-shot
 const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, Share share, Transport transport);
 
-const void* fused_one_shot_kernel(Dtype dtype, Word world, Share share, bool clustered);  // takes FusedParams
-const void* fused_two_shot_kernel(Dtype dtype, Word world);                               // the same, in clusters
+// ... FusedParams. Where there are owners, always in clusters, a lane with one pack.
+const void* fused_one_shot_kernel(Dtype dtype, Word world, Share share, bool clustered);
+const void* fused_two_shot_kernel(Dtype dtype, Word world);
+const void* fused_island_kernel(Dtype dtype, Word world);  // worlds 4, 6 and 8
+const void* fused_kernel_of(Algorithm algorithm, Dtype dtype, Word world, Share share, bool clustered);
 
 // How a fused call is launched. std::invalid_argument where the shape, in teams and blocks of one, does not hold it.
 struct FusedLaunch {
   const void* kernel;
   Rows rows;
   LaunchShape shape;
-  Word laid_out;  // bytes that the mailbox must have room for: two-shot's parts of rows are whole lines
+  Word laid_out;  // bytes that the mailbox must have room for: parts of rows are whole lines
 };
 FusedLaunch fused_launch(Algorithm algorithm, Dtype dtype, Word world, Word bytes, Word hidden, LaunchShape teams);
 

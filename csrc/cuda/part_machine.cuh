@@ -1,14 +1,15 @@
-// The GPU's machine with residual and RMSNorm over two-shot. Every rank owns a part of every row, and a cluster of
-// blocks has a row, each of its lanes one pack. Owners add the residual and round; every rank repeats the norm from the
-// sums that it was sent, since a third stage would cost more than that.
+// The GPU's machine with residual and RMSNorm over two-shot and island. Every owner has a part of every row, and a
+// cluster of blocks has a row, each of its lanes one pack. Owners add the residual and round; every rank repeats the
+// norm from the sums that it was sent, since one more stage would cost more than that.
 #pragma once
 
 #include "cuda/team_machine.cuh"
-#include "protocol/two_shot.h"
+#include "protocol/owners.h"
 
 namespace pcie_allreduce::cuda {
 
-template <class Element, int kWorld>
+// Owners are ranks, or places in an island; `own` is this rank's.
+template <class Element, int kOwners>
 class PartMachine : public TeamMachine<Element, Share::kOnePack> {
   using Base = TeamMachine<Element, Share::kOnePack>;
   using Base::data_threads;
@@ -18,29 +19,29 @@ class PartMachine : public TeamMachine<Element, Share::kOnePack> {
   using Base::total_;
 
  public:
-  __device__ __forceinline__ PartMachine(const FusedParams& params, char* shared)
-      : Base(params, shared), row_(ptx::cluster_id()) {}
+  __device__ __forceinline__ PartMachine(const FusedParams& params, char* shared, Word own)
+      : Base(params, shared), own_(own), row_(ptx::cluster_id()) {}
 
   __device__ __forceinline__ Call begin_call() { return Base::begin_together(); }
 
-  // Parts are whole lines, so a rank's parts of all rows are what two-shot calls its shard.
+  // Parts are whole lines, so an owner's parts of all rows are what the protocol calls its shard.
   __device__ __forceinline__ RowParts parts() const { return {rows_.packs, rows_.part, rows_.count}; }
   __device__ __forceinline__ Word place_of(Word, Word) const { return at_; }  // a lane has one; after `places`
-  __device__ __forceinline__ auto places(Word shard, Word world) {
-    const Word place = ptx::rank_in_cluster() * (data_threads() / world) + this->place_in_block(world);
-    const auto hops = this->hops(world);
-    const Word owner = after(this->channel_.rank, hops.first + 1, kWorld);
-    if (hops.first < world && place < rows_.part) at_ = parts().place_of(owner, row_, place);
-    if (hops.first < world && place / 32 < rows_.part_groups) group_ = owner * rows_.part_groups + place / 32;
+  __device__ __forceinline__ auto places(Word shard, Word owners) {
+    const Word place = ptx::rank_in_cluster() * (data_threads() / owners) + this->place_in_block(owners);
+    const auto hops = this->hops(owners);
+    const Word owner = after(own_, hops.first + 1, kOwners);
+    if (hops.first < owners && place < rows_.part) at_ = parts().place_of(owner, row_, place);
+    if (hops.first < owners && place / 32 < rows_.part_groups) group_ = owner * rows_.part_groups + place / 32;
     if (at_ != kNowhere) {  // asked for now, so that they are here when the peers' packs are
-      if (owner == this->channel_.rank) residual_ = ptx::ld_weak_v4(static_cast<const Pack*>(norm_.residual) + at_);
+      if (owner == own_) residual_ = ptx::ld_weak_v4(static_cast<const Pack*>(norm_.residual) + at_);
       weight_ = ptx::ld_weak_v4(static_cast<const Pack*>(norm_.weight) + (at_ - row_ * rows_.packs));
     }
     place_ = place < rows_.part ? row_ * rows_.part + place : shard;
     return Part<Never>{place_, shard, {}};
   }
-  __device__ __forceinline__ auto own_places(Word shard, Word world) {
-    return Part<Never>{this->hops(world).first + 1 == world ? place_ : shard, shard, {}};
+  __device__ __forceinline__ auto own_places(Word shard, Word owners) {
+    return Part<Never>{this->hops(owners).first + 1 == owners ? place_ : shard, shard, {}};
   }
 
   __device__ __forceinline__ void add_residual(Word, typename Element::Sum& sum) const { Element::add(sum, residual_); }
@@ -69,6 +70,7 @@ class PartMachine : public TeamMachine<Element, Share::kOnePack> {
   }
 
  private:
+  Word own_;
   Word row_;
   Word place_ = 0;
   Word at_ = kNowhere;     // this lane's pack

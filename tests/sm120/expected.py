@@ -76,10 +76,13 @@ def two_shot(world: int, _: int) -> Steps:
     )
 
 
-def fused_two_shot(world: int, _: int) -> Steps:
-    plain = two_shot(world, 0)
+def fused_parts(plain: Steps) -> Steps:
     # A residual and a weight; a normed pack, and NaN twice in two places.
     return replace(plain, reads=plain.reads + 2, writes=plain.writes + 1 + 2, codes=1 + 2)
+
+
+def fused_two_shot(world: int, element_bytes: int) -> Steps:
+    return fused_parts(two_shot(world, element_bytes))
 
 
 def island(world: int, element_bytes: int) -> Steps:
@@ -96,6 +99,10 @@ def island(world: int, element_bytes: int) -> Steps:
         again=(1 + 1, half + AT_ONCE - 1, 1),
         once=AT_ONCE - 1,
     )
+
+
+def fused_island(world: int, element_bytes: int) -> Steps:
+    return fused_parts(island(world, element_bytes))
 
 
 def hints(world: int) -> int:
@@ -137,6 +144,7 @@ ALGORITHMS: dict[str, tuple[Callable[[int, int], Steps], tuple[int, ...]]] = {
     "two_shot": (two_shot, (2, 3, 4, 5, 6, 7, 8)),
     "fused_two_shot": (fused_two_shot, (2, 3, 4, 5, 6, 7, 8)),
     "island": (island, (4, 6, 8)),
+    "fused_island": (fused_island, (4, 6, 8)),
     "staged_one_shot": (staged_one_shot, (2, 3, 4, 5, 6, 7, 8)),
     "staged_two_shot": (staged_two_shot, (2, 3, 4, 5, 6, 7, 8)),
     "pull_one_shot": (pull_one_shot, (2, 3, 4, 5, 6, 7, 8)),
@@ -147,7 +155,7 @@ ALGORITHMS: dict[str, tuple[Callable[[int, int], Steps], tuple[int, ...]]] = {
 def variants(algorithm: str) -> Iterator[Variant]:
     for world in ALGORITHMS[algorithm][1]:
         for dtype in ELEMENT_BYTES:
-            if algorithm == "fused_two_shot":
+            if algorithm in ("fused_two_shot", "fused_island"):
                 yield Variant(algorithm, dtype, world, SHARES[0], clustered=True)
                 continue
             if algorithm.startswith("fused"):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ELEMENTS = {"7Float32": "float32", "8IeeeHalf": "float16", "9BrainHalf": "bfloat16"}
 SHARES = ("one pack", "packs", "elements")  # what a lane has to do at most, as csrc/cuda/launch.h counts them
 # Of a function in an anonymous namespace: run_<algorithm><Element, ranks, share>, and of a fused one whether it has
-# clusters, as the compiler spells it. Fused two-shot is always for lanes of one pack, in clusters.
+# clusters, as the compiler spells it. Where owners are fused, it is always for lanes of one pack, in clusters.
 MANGLED = re.compile(
     r"run_([a-z_]+?)I\w*?(7Float32|8IeeeHalf|9BrainHalf)E*Li(\d)E(?:L\w*?5ShareE([012])E(?:Lb([01])E)?|E)"
 )
@@ -99,7 +99,7 @@ def variant_of(mangled: str) -> Variant | None:
     if found is None:
         return None
     algorithm, element, ranks, share, clustered = found.groups()
-    world = int(ranks) * (2 if algorithm == "island" else 1)  # island's parameter is half the ranks
+    world = int(ranks) * (2 if algorithm.endswith("island") else 1)  # island's parameter is half the ranks
     return Variant(algorithm, ELEMENTS[element], world, SHARES[int(share or 0)], share is None or clustered == "1")
 
 

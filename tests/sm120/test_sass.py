@@ -130,4 +130,6 @@ def test_variants_of_mangled_names() -> None:
     assert variant_of(space + floats) == Variant("two_shot", "float32", 7, "elements")
     halves = "10run_islandINS0_5PairsINS0_8IeeeHalfEEELi4ELNS0_5ShareE0EEEvNS0_10CallParamsE"
     assert variant_of(space + halves) == Variant("island", "float16", 8, "one pack")
+    fused = "16run_fused_islandINS0_5PairsINS0_9BrainHalfEEELi3EEEvNS0_11FusedParamsE"
+    assert variant_of(space + fused) == Variant("fused_island", "bfloat16", 6, "one pack", clustered=True)
     assert variant_of(space + "17copy_packs_kernelEPNS_4PackEPKS2_j") is None
