@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,7 +14,11 @@ from reference import DTYPES, SHORT, make_parts, to_bits
 
 import pcie_allreduce
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 EPS = 1e-6
+ISLANDS = {4: "0-1|2-3", 6: "0-2|3-5", 8: "0,2,4,6|1,3,5,7"}  # by ranks
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=SHORT.get)
 Tensors = tuple[torch.Tensor, ...]
 
@@ -102,14 +107,23 @@ def test_every_algorithm(algorithm: str, world: int, dtype: torch.dtype, device:
     run_ranks(world, random_values, SHAPES, dtype, {"algorithm": algorithm}, device=device)
 
 
-def islands(me: Rank) -> None:
+@contextlib.contextmanager
+def islands(me: Rank) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PCIE_ALLREDUCE_ISLANDS", "0-1|2-3")
-        random_values(me, SHAPES, torch.bfloat16, {"algorithm": "island"})
+        if me.world in ISLANDS:
+            patch.setenv("PCIE_ALLREDUCE_ISLANDS", ISLANDS[me.world])
+        yield
 
 
-def test_islands_on_cpu_ranks() -> None:
-    run_ranks(4, islands)
+def random_values_by_island(me: Rank, dtype: torch.dtype) -> None:
+    with islands(me):
+        random_values(me, SHAPES, dtype, {"algorithm": "island"})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=SHORT.get)
+@pytest.mark.parametrize("world", ISLANDS)
+def test_islands(world: int, dtype: torch.dtype, device: str) -> None:
+    run_ranks(world, random_values_by_island, dtype, device=device)
 
 
 def integers(me: Rank, rows: int, hidden: int, dtype: torch.dtype) -> None:
@@ -342,10 +356,10 @@ def test_compiled_without_a_break(device: str) -> None:
     run_ranks(2, compiled, device=device, timeout=180)
 
 
-def in_graph(me: Rank, rows: int, hidden: int, calls: int, replays: int) -> None:
+def in_graph(me: Rank, rows: int, hidden: int, calls: int, replays: int, algorithm: str = "auto") -> None:
     """A chain of calls as engines make them, residual and norm in place; inputs change between replays, a rank is late
     now and then, and what the chain gives is what the same calls give one by one."""
-    with me.communicator(max_bytes=1 << 20) as comm:
+    with islands(me), me.communicator(max_bytes=1 << 20, algorithm=algorithm) as comm:
         x = torch.zeros((rows, hidden), dtype=torch.bfloat16, device=me.device)
         residual = torch.zeros_like(x)
         weight = torch.linspace(0.5, 1.5, hidden, device=me.device).to(x.dtype)
@@ -387,6 +401,13 @@ def test_in_a_graph(world: int, rows: int, hidden: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("world", ISLANDS)
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 7168), (4, 7168), (3, 8)])
+def test_islands_in_a_graph(world: int, rows: int, hidden: int) -> None:
+    run_ranks(world, in_graph, rows, hidden, 7, 10, "island", device="cuda")
+
+
+@pytest.mark.gpu
 def test_a_whole_verify_pass_in_a_graph() -> None:
     run_ranks(2, in_graph, 3, 7168, 122, 10, device="cuda")
 
@@ -410,7 +431,7 @@ def shapes_agree(me: Rank, algorithm: str, shapes: list[tuple[int, int, int]]) -
     from pcie_allreduce.fused import checked
     from pcie_allreduce.fused_plan import FusedPlan
 
-    with me.communicator(max_bytes=1 << 20) as comm:
+    with islands(me), me.communicator(max_bytes=1 << 20) as comm:
         *parts, residual, weight = (tensor.to(me.device) for tensor in operands(me, 4, 7168, torch.bfloat16))
         seen = []
         for teams, cluster, threads in shapes:
@@ -427,6 +448,7 @@ def shapes_agree(me: Rank, algorithm: str, shapes: list[tuple[int, int, int]]) -
 
 ROWS_TO_TEAMS = [(4, 1, 448), (4, 7, 128), (2, 7, 128), (4, 8, 128), (1, 4, 224), (4, 2, 224), (4, 4, 128)]
 PARTS_TO_TEAMS = [(4, 4, 256), (4, 5, 256), (4, 8, 256), (4, 4, 256)]
+PARTS_OF_ISLANDS = {4: [(4, 7, 128), (4, 5, 192), (4, 4, 256)], 8: [(4, 7, 128), (4, 8, 128), (4, 4, 256), (4, 8, 256)]}
 
 
 @pytest.mark.gpu
@@ -440,6 +462,12 @@ def test_nor_does_one_of_two_shot() -> None:
     run_ranks(8, shapes_agree, "two_shot", PARTS_TO_TEAMS, device="cuda")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("world", PARTS_OF_ISLANDS)
+def test_nor_does_one_of_island(world: int) -> None:
+    run_ranks(world, shapes_agree, "island", PARTS_OF_ISLANDS[world], device="cuda")
+
+
 def fails_in_graph(me: Rank) -> None:
     """Rank 1 stops replaying: both results are NaN from that replay on, in every launch shape."""
     from pcie_allreduce.fused import checked
@@ -448,8 +476,10 @@ def fails_in_graph(me: Rank) -> None:
     plans = [FusedPlan("one_shot", 3, *shape) for shape in ((1, 448), (7, 128), (8, 128))]
     if me.world == 8:
         plans += [FusedPlan("two_shot", 3, *shape) for shape in ((4, 256), (8, 256))]
+        plans += [FusedPlan("island", 3, *shape) for shape in ((7, 128), (4, 256))]
     for plan in plans:
-        comm = me.communicator(max_bytes=1 << 18, timeout=1.0, warmup_timeout=1.0)
+        with islands(me):
+            comm = me.communicator(max_bytes=1 << 18, timeout=1.0, warmup_timeout=1.0)
         x = torch.ones((3, 7168), dtype=torch.bfloat16, device=me.device)
         call = checked(x, x.clone(), x[0].clone(), EPS, 0.0, None, None)
         graph = torch.cuda.CUDAGraph()

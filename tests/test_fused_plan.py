@@ -29,9 +29,11 @@ SHAPES = (
     Shape(1, 608, 64),
     *(Shape(c, t, 240 // c) for t in (128, 256) for c in range(2, 9)),
     *(Shape(c, 256, 240 // c, "two_shot") for c in range(2, 9)),
+    *(Shape(c, t, 240 // c, "island") for t in (128, 256) for c in range(2, 9)),
 )
 ROW_SHAPES = tuple(shape for shape in SHAPES if shape.algorithm == "one_shot")
 GPU = ("one_shot", "two_shot")
+FAR = PRESETS["pcie5-4+4"].figures
 
 
 def chosen(
@@ -48,19 +50,21 @@ def chosen(
 
 @pytest.mark.parametrize("hidden", [8, 24, 4096, 5120, 6144, 7168, 8192, 16384])
 @pytest.mark.parametrize("rows", [1, 3, 8, 16, 32, 33])
-def test_a_team_of_two_shot_has_a_lane_for_every_pack_of_its_row(hidden: int, rows: int) -> None:
+@pytest.mark.parametrize(("algorithm", "owners"), [("two_shot", 8), ("island", 4)])
+def test_a_team_has_a_lane_for_every_pack_of_its_row(algorithm: str, owners: int, hidden: int, rows: int) -> None:
     packs = hidden * 2 // 16
-    part = part_packs(packs, 8)
+    part = part_packs(packs, owners)
     assert part % 8 == 0
-    assert part * 8 >= packs
-    shape = part_shape(rows, part, 8, tuple(shape for shape in SHAPES if shape.algorithm == "two_shot"))
+    assert part * owners >= packs
+    shape = part_shape(rows, part, owners, tuple(shape for shape in SHAPES if shape.algorithm == algorithm))
     if shape is None:
-        assert rows * -(-part // 32) > MAX_BLOCKS
+        assert rows * -(-part // (256 // owners)) > MAX_BLOCKS
         return
     teams, cluster, threads = shape
-    assert (teams, threads) == (rows, 256)
-    assert cluster * 32 >= part
-    assert cluster == 2 or (cluster - 1) * 32 < part, "a block has nothing to do"
+    assert teams == rows
+    assert threads % (32 * owners) == 0
+    assert cluster * threads // owners >= part
+    assert cluster == 2 or (cluster - 1) * threads // owners < part, "a block has nothing to do"
     assert rows * cluster <= MAX_BLOCKS
 
 
@@ -71,17 +75,26 @@ def test_two_shot_is_fused_where_it_is_chosen_and_fits() -> None:
     assert chosen(8, 3, algorithms=GPU, shapes=(Shape(4, 256, 2, "two_shot"),)) is None, "not all at once"
 
 
-def test_where_islands_are_chosen_and_not_fused_the_cheaper_of_the_others_is() -> None:
-    far = PRESETS["pcie5-4+4"].figures
-    area = area_packs_for(8, 2 << 20)
-    plain = choose(8, 43008, 2, True, far, area, 128)
+def test_islands_are_fused_where_they_are_chosen_and_fit() -> None:
+    def among(*algorithms: str, rows: int = 3, shapes: tuple[Shape, ...] = SHAPES) -> FusedPlan | None:
+        return choose_fused(8, rows, 7168, 2, True, FAR, area_packs_for(8, 2 << 20), algorithms, shapes)
+
+    plain = choose(8, 43008, 2, True, FAR, area_packs_for(8, 2 << 20), 128)
     assert plain is not None
-    fused = choose_fused(8, 3, 7168, 2, True, far, area, GPU, SHAPES)
-    one, two, best = (cost_us(name, 8, 43008, 2, True, far) for name in ("one_shot", "two_shot", "island"))
     assert plain.algorithm == "island"
+    one, two, best = (cost_us(name, 8, 43008, 2, True, FAR) for name in ALL)
     assert best < two < best + NORM_US < one
-    assert fused == FusedPlan("two_shot", 3, 4, 256)
-    assert choose_fused(8, 3, 7168, 2, True, far, area, ONE_SHOT, SHAPES) is None
+    assert among(*ALL) == FusedPlan("island", 3, 7, 128)
+    assert among(*ALL, rows=19) == FusedPlan("island", 19, 4, 256), "more blocks of 128 than a launch has"
+    others = tuple(shape for shape in SHAPES if shape.algorithm != "island")
+    assert among(*ALL, shapes=others) == among(*GPU) == FusedPlan("two_shot", 3, 4, 256)
+    assert among(*ONE_SHOT) is None
+
+
+def test_where_there_are_no_islands_none_are_fused() -> None:
+    for rows in range(1, 33):
+        plan = chosen(8, rows, algorithms=ALL, shapes=tuple(shape for shape in SHAPES if shape.algorithm != "two_shot"))
+        assert plan is None or plan.algorithm == "one_shot"
 
 
 def test_limits_are_the_extension_modules() -> None:
