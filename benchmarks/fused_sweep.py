@@ -3,13 +3,14 @@
     python benchmarks/fused_sweep.py --rows 1,3,4,8 --json sweep.json
     python benchmarks/fused_sweep.py --ranks 8 --clusters 1,2,4,7,8     # under the multi-process service
     python benchmarks/fused_sweep.py --ranks 8 --two-shot 1,2,4 --clusters 7 --packs 1
+    PCIE_ALLREDUCE_ISLANDS="0-3|4-7" python benchmarks/fused_sweep.py --ranks 8 --island 4,7 --clusters 7 --packs 1
 
 A shape is blocks that share a row (`cluster`) x threads that move data; threads are whole warps that give a lane
-`packs` packs of its row. By two-shot (`--two-shot`, clusters), a cluster has a row. Graphs of 122 calls over four
-rotating buffers, the slowest rank, the median over replays; all shapes of a case take turns, repeat by repeat.
-Results are compared bit for bit with those of the first shape, since no shape may change them. The plain all-reduce
-of the same bytes (`plain`) is timed beside them, and with a norm behind it (`behind`). A shape that this machine
-cannot hold is told and left out.
+`packs` packs of its row. By two-shot and island (`--two-shot`, `--island`: clusters), a cluster has a row. Graphs of
+122 calls over four rotating buffers, the slowest rank, the median over replays; all shapes of a case take turns, repeat
+by repeat. Results are compared bit for bit with those of the first shape, since no shape may change them. The plain
+all-reduce of the same bytes (`plain`) is timed beside them, and with a norm behind it (`behind`). A shape that this
+machine cannot hold is told and left out.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pcie_allreduce.bench.procedure import PAIRS, GpuClock, counts_for, fold, ti
 from pcie_allreduce.bench.ranks import run_pass
 from pcie_allreduce.bench.settings import Machine, Request, Settings, settle
 from pcie_allreduce.fused_plan import FusedPlan, part_packs
+from pcie_allreduce.plan import owners_of
 
 DTYPE = torch.bfloat16
 
@@ -55,10 +57,10 @@ class Shaped(Fused):
     def plan(self, rows: int) -> FusedPlan:
         """No more teams than this GPU holds of all ranks that share it, or they would wait for each other in vain."""
         packs = self._hidden * DTYPE.itemsize // 16
-        if self.shape.algorithm == "two_shot":
-            world = self._comm.world_size
-            warps = -(-part_packs(packs, world) // (32 * self.shape.cluster))  # of a block, of each owner
-            return FusedPlan("two_shot", rows, self.shape.cluster, warps * 32 * world)
+        owners = owners_of(self.shape.algorithm, self._comm.world_size)
+        if owners > 1:
+            warps = -(-part_packs(packs, owners) // (32 * self.shape.cluster))  # of a block, of each owner
+            return FusedPlan(self.shape.algorithm, rows, self.shape.cluster, warps * 32 * owners)
         threads = -(-packs // (self.shape.cluster * self.shape.packs) // 32) * 32
         held = self._comm._transport._resident_teams("one_shot", threads, self.shape.cluster) // self._sharing
         return FusedPlan("one_shot", min(rows, self.shape.teams or rows, held), self.shape.cluster, threads)
@@ -130,6 +132,7 @@ def main() -> None:
     parser.add_argument("--packs", type=numbers, default=(1, 2))
     parser.add_argument("--teams", type=numbers, default=(0,))
     parser.add_argument("--two-shot", type=numbers, default=())
+    parser.add_argument("--island", type=numbers, default=())
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -139,6 +142,7 @@ def main() -> None:
     settings = settle(request, here)
     shapes = [Shape(c, k, t) for t in options.teams for k in options.packs for c in options.clusters]
     shapes += [Shape(cluster, 1, 0, "two_shot") for cluster in options.two_shot]
+    shapes += [Shape(cluster, 1, 0, "island") for cluster in options.island]
     rows: list[dict[str, Any]] = []
 
     def hear(message: Message) -> None:
