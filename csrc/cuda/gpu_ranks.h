@@ -31,7 +31,7 @@ class GpuChannel {
   bool all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype, unsigned blocks,
                   unsigned threads, cudaStream_t stream);
   // The same, then residual and RMSNorm over rows of `hidden` elements; `out` takes the sum and the residual. In
-  // `teams` of `cluster` blocks, by two-shot one for each row; all memory 16-byte aligned.
+  // `teams` of `cluster` blocks, where there are owners one for each row; all memory 16-byte aligned.
   bool all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm,
                                Algorithm algorithm, Dtype dtype, unsigned teams, unsigned cluster, unsigned threads,
                                cudaStream_t stream);
