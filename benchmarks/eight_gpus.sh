@@ -49,9 +49,9 @@ part 300 tests pytest -q -m gpu "$here/tests" --ignore="$here/tests/sglang" -c "
 for ranks in $(printf '%s\n' "$most" 4 2 | sort -rnu); do
   if [ "$ranks" -gt "$most" ]; then continue; fi
   algorithms=one_shot,two_shot
-  part 240 "bench-ranks$ranks" pcie-allreduce bench --ranks "$ranks" --sizes "$sizes" --algorithm "auto,$algorithms" \
+  part 300 "bench-ranks$ranks" pcie-allreduce bench --ranks "$ranks" --sizes "$sizes" --algorithm "auto,$algorithms" \
     --json "$out/bench-ranks$ranks.json"
-  part 180 "fused-ranks$ranks" pcie-allreduce bench --fused --mode graph --ranks "$ranks" --json "$out/fused-ranks$ranks.json"
+  part 240 "fused-ranks$ranks" pcie-allreduce bench --fused --mode graph --ranks "$ranks" --json "$out/fused-ranks$ranks.json"
   part 120 "bench-host-ranks$ranks" env PCIE_ALLREDUCE_P2P=0 pcie-allreduce bench --ranks "$ranks" --mode graph \
     --sizes 14336,43008,131072,524288 --backends pcie_allreduce,nccl-p2p-off,floor --json "$out/bench-host-ranks$ranks.json"
 done

@@ -23,8 +23,9 @@ from pcie_allreduce.errors import PcieAllReduceError
 
 @dataclass(frozen=True)
 class Message:
-    """What a rank tells the parent: "facts" (dict), "tuned" (the cached steps that ours uses, if any), "step" (label),
-    "row" (Row), "failed" (two texts), "done"; in tuning "ladder" (key and candidates)."""
+    """What a rank tells the parent: "facts" (dict), "tuned" (the cached steps that ours uses, if any), "not run"
+    (backend and reason), "step" (label), "row" (Row), "failed" (two texts), "done"; in tuning "ladder" (key and
+    candidates)."""
 
     kind: str
     value: Any = None
@@ -67,7 +68,7 @@ class Case:
             entry.run.close()
 
     def _prepare(self, job: Job, backend: Backend) -> _Entry:
-        pairs = make_pairs(PAIRS, self._elements, DTYPES[self._settings.dtype], self._seat.device)
+        pairs = make_pairs(PAIRS, self._elements, DTYPES[self._settings.dtype], self._seat.device, backend.zeros)
         self._fill(pairs)
         run: Run = (GraphRun if self._mode == "graph" else EagerRun)(backend, pairs, self._counts)
         return _Entry(job, backend, pairs, run)

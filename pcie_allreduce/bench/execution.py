@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from pcie_allreduce.bench.backends.base import PACK, Backend
+from pcie_allreduce.bench.backends.base import PACK, Backend, Zeros
 from pcie_allreduce.bench.procedure import Counts
 
 
@@ -36,12 +36,18 @@ class Run(Protocol):
     def close(self) -> None: ...
 
 
-def make_pairs(count: int, elements: int, dtype: torch.dtype, device: torch.device) -> list[Pair]:
-    """Buffers of whole 16-byte packs, cut to `elements`."""
+def make_pairs(
+    count: int,
+    elements: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    zeros: Zeros = torch.zeros,
+) -> list[Pair]:
+    """Buffers of whole 16-byte packs, cut to `elements`; `zeros` is the backend's."""
     padded = elements + (-elements * dtype.itemsize % PACK) // dtype.itemsize
 
     def buffer() -> torch.Tensor:
-        return torch.zeros(padded, dtype=dtype, device=device)[:elements]
+        return zeros(padded, dtype=dtype, device=device)[:elements]
 
     return [Pair(buffer(), buffer()) for _ in range(count)]
 

@@ -77,10 +77,9 @@ def _measure(settings: Settings, document: Document) -> list[RanksFailed]:
         settings.ranks,
         settings.gpus,
         norms=settings.hidden is not None,
+        dtype=settings.dtype,
     )
     document.environment["not_run"] = not_run
-    if not passes:
-        raise CannotRun("nothing to run: " + "; ".join(f"{name}: {not_run[name]}" for name in settings.backends))
     failures = []
     with progress_bar() as progress:
         task = progress.add_task("starting ranks", total=_steps(settings, passes))
@@ -92,6 +91,9 @@ def _measure(settings: Settings, document: Document) -> list[RanksFailed]:
                 document.environment["tuned"] = message.value
             elif message.kind == "row":
                 document.rows.append(message.value)
+            elif message.kind == "not run":
+                name, reason = message.value
+                not_run[name] = reason
             else:
                 progress.update(task, advance=1, description=message.value)
 
@@ -101,6 +103,8 @@ def _measure(settings: Settings, document: Document) -> list[RanksFailed]:
             except RanksFailed as failure:
                 failures.append(failure)
                 not_run |= {job.backend: f"failed: {failure}" for job in work.jobs}
+    if not (document.rows or failures):
+        raise CannotRun("nothing to run: " + "; ".join(f"{name}: {not_run[name]}" for name in settings.backends))
     return failures
 
 

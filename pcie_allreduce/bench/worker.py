@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from pcie_allreduce.bench import environment
-from pcie_allreduce.bench.backends.base import Seat
+from pcie_allreduce.bench.backends.base import Seat, Unavailable
 from pcie_allreduce.bench.backends.catalogue import Job
 from pcie_allreduce.bench.backends.make import make
 from pcie_allreduce.bench.backends.ours import Ours
@@ -69,7 +69,12 @@ def run_rank(body: Body, rank: int, settings: Settings, jobs: Sequence[Job], sto
 def measure(seat: Seat, settings: Settings, jobs: Sequence[Job], tell: Tell) -> None:
     """All cases of one pass."""
     inputs = workload(settings)
-    backends = [(job, make(job, seat, max(settings.sizes), settings.hidden)) for job in jobs]
+    backends = []
+    for job in jobs:
+        try:
+            backends.append((job, make(job, seat, max(settings.sizes), settings.hidden)))
+        except Unavailable as reason:
+            tell(Message("not run", (job.backend, str(reason))))
     for _, backend in backends:
         if isinstance(backend, Ours) and backend.tuned:
             tell(Message("tuned", [asdict(step) for step in backend.tuned]))

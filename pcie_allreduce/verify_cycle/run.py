@@ -103,6 +103,10 @@ def settled(
         settings = replace(settings, backends=DEFAULTS[settings.device])
     if "floor" in settings.backends:
         raise CannotRun("--backends floor: it sums nothing, and a pass without communication is measured anyhow")
+    if "torch-symm-mem" in settings.backends:
+        raise CannotRun(
+            "--backends torch-symm-mem: it sums what lies in symmetric memory, and the layers of a pass do not"
+        )
     for row in rows:
         if not 1 <= row <= MOST_ROWS:
             raise CannotRun(f"--rows {row}: a pass here has 1 to {MOST_ROWS} rows")

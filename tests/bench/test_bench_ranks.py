@@ -34,6 +34,14 @@ def test_rows_and_steps_are_heard_and_no_process_is_left() -> None:
     assert not multiprocessing.active_children()
 
 
+def test_a_backend_that_cannot_run_here_is_told_with_its_reason_and_the_others_run() -> None:
+    heard: list[Message] = []
+    jobs = (Job("torch-symm-mem", "one_shot"), Job("torch-symm-mem", "two_shot"), Job("gloo"))
+    run_pass(settings(), Pass({}, jobs), heard.append, silence=LIMIT)
+    assert [message.kind for message in heard] == ["facts", "not run", "not run", "step", "row", "step"]
+    assert heard[1].value == heard[2].value == ("torch-symm-mem", "needs GPUs")
+
+
 def test_the_environment_of_a_pass_is_set_in_its_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """gloo cannot meet over an interface that is not there, so that the variable is seen to arrive."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)

@@ -1,4 +1,4 @@
-"""Every backend has rows or a reason; NCCL's settings get rank processes of their own."""
+"""Every backend has rows or a reason; what reads its settings once gets rank processes of their own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ def everything() -> set[str]:
     return {*catalogue.all_names(), *catalogue.PEERS}
 
 
-def test_on_gpus_every_nccl_setting_has_its_own_processes() -> None:
+def test_on_gpus_every_set_of_variables_has_its_own_processes() -> None:
     passes, _ = plan(GPU_NAMES, ["auto"], "cuda", ranks=2, gpus=2)
     assert [(dict(work.environment), work.jobs) for work in passes] == [
         ({}, (Job("pcie_allreduce", "auto"), Job("nccl"), Job("floor"))),
         ({"NCCL_P2P_LEVEL": "SYS", "NCCL_PROTO": "LL,LL128,Simple"}, (Job("nccl-tuned"),)),
         ({"NCCL_P2P_DISABLE": "1"}, (Job("nccl-p2p-off"),)),
+        (
+            {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"},
+            (Job("torch-symm-mem", "one_shot"), Job("torch-symm-mem", "two_shot")),
+        ),
     ]
 
 
@@ -34,11 +38,21 @@ def test_every_backend_has_a_job_or_a_reason(device: str, gpus: int) -> None:
     assert all(not_run.values())
 
 
-def test_nccl_is_left_out_where_ranks_share_a_gpu() -> None:
+def test_nccl_and_torch_are_left_out_where_ranks_share_a_gpu() -> None:
     passes, not_run = plan(GPU_NAMES, ["auto"], "cuda", ranks=8, gpus=2)
     assert {job.backend for work in passes for job in work.jobs} == {"pcie_allreduce", "floor"}
     for name in ("nccl", "nccl-tuned", "nccl-p2p-off"):
         assert not_run[name] == "NCCL refuses two ranks on one GPU, and 8 ranks share 2 GPU(s)"
+    assert not_run["torch-symm-mem"] == "torch refuses two ranks on one GPU, and 8 ranks share 2 GPU(s)"
+
+
+def test_a_backend_without_a_dtype_is_left_out_with_it() -> None:
+    jobs = {}
+    for dtype in ("bf16", "fp16", "fp32"):
+        passes, not_run = plan(GPU_NAMES, ["auto"], "cuda", ranks=2, gpus=2, dtype=dtype)
+        jobs[dtype] = {job.backend for work in passes for job in work.jobs}
+        assert not_run.get("torch-symm-mem") == ("has no sum of fp16" if dtype == "fp16" else None)
+    assert jobs["bf16"] == jobs["fp32"] == jobs["fp16"] | {"torch-symm-mem"}
 
 
 def test_each_algorithm_of_ours_is_a_job() -> None:

@@ -45,7 +45,9 @@ class Ranks:
 def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     monkeypatch.setattr(environment, "machine", lambda: Machine(gpus=2, cuda_build=True, mps=True))
 
-    def started(ranks: Ranks, request: Request = REQUEST, path: Path | None = None, debug: bool = False) -> int:
+    def started(
+        ranks: Callable[..., None], request: Request = REQUEST, path: Path | None = None, debug: bool = False
+    ) -> int:
         monkeypatch.setattr(run, "run_pass", ranks)
         return run.main(request, None, str(path) if path else None, debug)
 
@@ -56,7 +58,7 @@ def test_all_passes_end_in_one_document(start: Callable[..., int], tmp_path: Pat
     path = tmp_path / "x.json"
     assert start(Ranks(ROWS), path=path) == 0
     data = json.loads(path.read_text())
-    names = ["pcie_allreduce", "nccl", "floor", "nccl-tuned", "nccl-p2p-off"]
+    names = ["pcie_allreduce", "nccl", "floor", "nccl-tuned", "nccl-p2p-off", "torch-symm-mem", "torch-symm-mem"]
     assert [row["backend"] for row in data["rows"]] == names
     assert data["environment"]["nccl"]["version"] == "2.28.9"
     assert data["environment"]["not_run"]["gloo"] == "serves CPU ranks only"
@@ -68,7 +70,8 @@ def test_a_failed_pass_keeps_the_rows_of_the_others(
     path = tmp_path / "x.json"
     assert start(Ranks(ROWS, broken="nccl-tuned"), path=path) == 1
     data = json.loads(path.read_text())
-    assert [row["backend"] for row in data["rows"]] == ["pcie_allreduce", "nccl", "floor", "nccl-p2p-off"]
+    assert "nccl-tuned" not in {row["backend"] for row in data["rows"]}
+    assert len(data["rows"]) == 6
     assert data["environment"]["not_run"]["nccl-tuned"] == "failed: rank 1 failed: because"
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1] == "rank 1 failed: because"
@@ -90,6 +93,16 @@ def test_a_wrong_sum_of_ours_is_said_and_is_exit_code_1(
 def test_nothing_to_run_is_said_with_the_reason(start: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert start(Ranks(ROWS), replace(REQUEST, ranks=8, backends=("nccl",))) == 2
     assert "nothing to run: nccl: NCCL refuses two ranks on one GPU" in capsys.readouterr().err
+
+
+def test_what_no_rank_could_run_is_said_with_the_reason(
+    start: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ranks(settings: Settings, work: Pass, hear: Callable[[Message], None]) -> None:
+        hear(Message("not run", ("torch-symm-mem", "GPU 0 has no P2P with GPU(s) 1")))
+
+    assert start(ranks, replace(REQUEST, backends=("torch-symm-mem",))) == 2
+    assert "nothing to run: torch-symm-mem: GPU 0 has no P2P with GPU(s) 1" in capsys.readouterr().err
 
 
 def test_an_interrupt_is_no_traceback(start: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

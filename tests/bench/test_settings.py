@@ -38,7 +38,7 @@ def test_with_gpus_each_has_a_rank_and_both_modes_are_measured() -> None:
     settings = settle(Request(), TWO_GPUS)
     assert (settings.device, settings.ranks, settings.gpus) == ("cuda", 2, 2)
     assert settings.modes == ("graph", "eager")
-    assert settings.backends == ("pcie_allreduce", "nccl", "nccl-tuned", "nccl-p2p-off", "floor")
+    assert settings.backends == ("pcie_allreduce", "nccl", "nccl-tuned", "nccl-p2p-off", "floor", "torch-symm-mem")
     assert not settings.emulated
 
 

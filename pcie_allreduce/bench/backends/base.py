@@ -7,6 +7,7 @@ region, so that nobody is charged for a copy that its users would not make.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +15,16 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from pcie_allreduce.errors import PcieAllReduceError
+
 PACK = 16  # bytes; buffers are padded to whole packs
+
+# torch.zeros, or what is called like it: (size, dtype=, device=).
+Zeros = Callable[..., torch.Tensor]
+
+
+class Unavailable(PcieAllReduceError):
+    """This backend cannot run here; raised by its construction, with the same sentence on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +68,12 @@ class Backend(Protocol):
     def algorithm(self, x: torch.Tensor) -> str:
         """The row's `algorithm` for a tensor like `x`."""
 
+    @property
+    def zeros(self) -> Zeros:
+        """Makes a buffer where this backend's users have their tensors. Collective."""
+
     def launch(self, source: torch.Tensor, output: torch.Tensor) -> None:
-        """One call on the current stream."""
+        """One call on the current stream, with buffers that `zeros` has made."""
 
     def capture(self) -> AbstractContextManager[None]:
         """Entered around the capture of a CUDA graph."""

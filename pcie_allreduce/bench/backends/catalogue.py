@@ -1,7 +1,8 @@
 """The names of all backends, and why one of them is not run. Pure: nothing here imports torch or a peer.
 
-NCCL reads its settings from the environment when its first communicator is made, so each set of them needs rank
-processes of its own. Backends with equal settings share processes, where their repeats take turns.
+NCCL reads its settings from the environment when its first communicator is made, and torch when its first symmetric
+memory is, so each set of them needs rank processes of its own. Backends with equal settings share processes, where
+their repeats take turns.
 """
 
 from __future__ import annotations
@@ -18,16 +19,26 @@ class Entry:
     name: str
     devices: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    own_gpu: bool = False  # True: refuses two ranks on one GPU
+    own_gpu: str = ""  # who refuses two ranks on one GPU
+    algorithms: tuple[str, ...] = ("",)  # each is a job of its own; ours takes those that are asked for
+    no_sum_of: tuple[str, ...] = ()  # dtypes
 
 
 ENTRIES = (
     Entry("pcie_allreduce", ("cpu", "cuda")),
-    Entry("nccl", ("cuda",), own_gpu=True),
-    Entry("nccl-tuned", ("cuda",), {"NCCL_P2P_LEVEL": "SYS", "NCCL_PROTO": "LL,LL128,Simple"}, own_gpu=True),
-    Entry("nccl-p2p-off", ("cuda",), {"NCCL_P2P_DISABLE": "1"}, own_gpu=True),
+    Entry("nccl", ("cuda",), own_gpu="NCCL"),
+    Entry("nccl-tuned", ("cuda",), {"NCCL_P2P_LEVEL": "SYS", "NCCL_PROTO": "LL,LL128,Simple"}, own_gpu="NCCL"),
+    Entry("nccl-p2p-off", ("cuda",), {"NCCL_P2P_DISABLE": "1"}, own_gpu="NCCL"),
     Entry("gloo", ("cpu",)),
     Entry("floor", ("cuda",)),
+    Entry(
+        "torch-symm-mem",
+        ("cuda",),
+        {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"},
+        own_gpu="torch",
+        algorithms=("one_shot", "two_shot"),
+        no_sum_of=("fp16",),
+    ),
 )
 
 # Peers by the name of their row, and the distribution that brings them. None has an adapter here yet.
@@ -36,13 +47,12 @@ PEERS = {
     "trtllm-lamport": "tensorrt-llm",
     "vllm-custom": "vllm",
     "b12x": "b12x",
-    "torch-symm-mem": "torch",
 }
 
 
 @dataclass(frozen=True)
 class Job:
-    """One backend as one rank process runs it; `algorithm` is an option of ours, "" for the others. `norm`: residual
+    """One backend as one rank process runs it; `algorithm` is "" for those that have no choice. `norm`: residual
     and RMSNorm are "fused" with it, come "behind" it, or "" are left out."""
 
     backend: str
@@ -72,17 +82,23 @@ def names_for(device: str) -> tuple[str, ...]:
 
 
 def plan(
-    backends: Iterable[str], algorithms: Iterable[str], device: str, ranks: int, gpus: int, norms: bool = False
+    backends: Iterable[str],
+    algorithms: Iterable[str],
+    device: str,
+    ranks: int,
+    gpus: int,
+    norms: bool = False,
+    dtype: str = "bf16",
 ) -> tuple[list[Pass], dict[str, str]]:
     """The passes of a run in order, and for every backend that is in none of them the reason."""
     wanted, not_run = set(backends), not_installed(device)
     passes: dict[tuple[tuple[str, str], ...], tuple[Job, ...]] = {}
     for entry in ENTRIES:
-        reason = _why_not(entry, entry.name in wanted, device, ranks, gpus)
+        reason = _why_not(entry, entry.name in wanted, device, ranks, gpus, dtype)
         if reason is not None:
             not_run[entry.name] = reason
             continue
-        choices = tuple(algorithms) if entry.name == "pcie_allreduce" else ("",)
+        choices = tuple(algorithms) if entry.name == "pcie_allreduce" else entry.algorithms
         jobs = tuple(
             Job(entry.name, choice, norm) for choice in choices for norm in (_norms(entry) if norms else ("",))
         )
@@ -97,13 +113,15 @@ def _norms(entry: Entry) -> tuple[str, ...]:
     return ("fused", "behind") if entry.name == "pcie_allreduce" else ("behind", "")
 
 
-def _why_not(entry: Entry, wanted: bool, device: str, ranks: int, gpus: int) -> str | None:
+def _why_not(entry: Entry, wanted: bool, device: str, ranks: int, gpus: int, dtype: str) -> str | None:
     if device not in entry.devices:
         return "needs GPUs" if device == "cpu" else "serves CPU ranks only"
     if not wanted:
         return "not asked for"
     if entry.own_gpu and ranks > gpus:
-        return f"NCCL refuses two ranks on one GPU, and {ranks} ranks share {gpus} GPU(s)"
+        return f"{entry.own_gpu} refuses two ranks on one GPU, and {ranks} ranks share {gpus} GPU(s)"
+    if dtype in entry.no_sum_of:
+        return f"has no sum of {dtype}"
     return None
 
 

@@ -19,6 +19,7 @@ class Floor:
     transport = "none"
     in_place = False
     reduces = False
+    zeros = staticmethod(torch.zeros)
 
     def __init__(self, seat: Seat) -> None:
         if seat.device.type != "cuda":

@@ -18,6 +18,7 @@ TIMEOUT = 30.0  # seconds a call may wait for peers, from the first call on: a b
 class Ours:
     in_place = False
     reduces = True
+    zeros = staticmethod(torch.zeros)
 
     def __init__(self, seat: Seat, algorithm: str, max_bytes: int, fallback: TorchDistributed | None = None) -> None:
         self.name = "pcie_allreduce"

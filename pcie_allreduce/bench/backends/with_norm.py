@@ -32,6 +32,7 @@ class _WithNorm:
         self.name = name
         self.transport = backend.transport
         self.in_place = backend.in_place
+        self.zeros = backend.zeros
         self._backend = backend
         self._hidden = hidden
         self._calls: dict[tuple[int, int], FusedCall] = {}
