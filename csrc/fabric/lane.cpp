@@ -10,6 +10,21 @@ namespace {
 
 Word& used_in(BlockState& state, Word phase) { return phase < kPhases ? state.used[phase] : state.used_fourth; }
 
+// Lanes of two-shot, one way to deal them out (a GPU has its own): lane `lane` of a block of `lanes` has hops to
+// owners, one where there are as many lanes as hops, and places in shards.
+struct OwnerLanes {
+  Word places;  // of a block, at a time
+  Word groups;  // of lanes with the same hops
+
+  OwnerLanes(Word lanes, Word world)
+      : places(lanes < world ? 1 : lanes / world), groups(lanes < world ? lanes : world) {}
+
+  Range hops(Word lane, Word world) const { return {lane < places * groups ? lane / places : world, world, groups}; }
+  Range in_shard(Word lane, Word block, Word blocks, Word shard) const {
+    return {block * places + lane % places, shard, blocks * places};
+  }
+};
+
 }  // namespace
 
 Lane::Lane(Simulation& simulation, Rank& rank, Grid& grid, Word block, Word thread)

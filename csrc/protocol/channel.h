@@ -114,21 +114,6 @@ struct Part {
 };
 using Range = Part<Word>;
 
-// Lanes of two-shot, one way to deal them out (a GPU has its own): lane `lane` of a block of `lanes` has hops to
-// owners, one where there are as many lanes as hops, and places in shards.
-struct OwnerLanes {
-  Word places;  // of a block, at a time
-  Word groups;  // of lanes with the same hops
-  PAR_INLINE constexpr OwnerLanes(Word lanes, Word world)
-      : places(lanes < world ? 1 : lanes / world), groups(lanes < world ? lanes : world) {}
-  PAR_INLINE constexpr Range hops(Word lane, Word world) const {
-    return {lane < places * groups ? lane / places : world, world, groups};
-  }
-  PAR_INLINE constexpr Range in_shard(Word lane, Word block, Word blocks, Word shard) const {
-    return {block * places + lane % places, shard, blocks * places};
-  }
-};
-
 // What a lane reads at the start of a call, before it may store anything.
 struct Call {
   Word number;
