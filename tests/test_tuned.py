@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from logged import logged
 from ranks import Rank, run_ranks
 
 import pcie_allreduce
@@ -33,17 +33,10 @@ def cached_in(folder: str, tuned: str | None = None) -> Iterator[list[str]]:
     os.environ.pop("PCIE_ALLREDUCE_TUNED", None)
     if tuned is not None:
         os.environ["PCIE_ALLREDUCE_TUNED"] = tuned
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("pcie_allreduce")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
     try:
-        yield lines
+        with logged() as lines:
+            yield lines
     finally:
-        logger.setLevel(logging.NOTSET)
-        logger.removeHandler(handler)
         os.environ.clear()
         os.environ.update(before)
 

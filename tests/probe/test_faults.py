@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import wires
+from logged import logged
 from ranks import Rank, left_in_shared_memory, run_ranks, shared_memory
 from wires import Bad
 
@@ -21,16 +21,6 @@ from pcie_allreduce import construction
 from pcie_allreduce.probe import decision, examine
 
 PATIENCE = 3.0
-
-
-class Heard(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.INFO:
-            self.lines.append(record.getMessage())
 
 
 @contextmanager
@@ -48,18 +38,13 @@ def construct(me: Rank, folder: str, with_fallback: bool, host: bool, *bad: Bad)
     looks as if host memory had not been measured."""
     os.environ["PCIE_ALLREDUCE_CACHE"] = folder
     examine.DEADLINE, wires.TOGETHER, before = PATIENCE, 0.1, (examine.DEADLINE, wires.TOGETHER)
-    heard = Heard()
-    logger = logging.getLogger("pcie_allreduce")
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(heard)
     fallback = me.group if with_fallback else None
     try:
-        with wires.wires(me, *bad), nullcontext() if host else no_host_memory():
+        with logged() as lines, wires.wires(me, *bad), nullcontext() if host else no_host_memory():
             try:
                 comm = me.communicator(max_bytes=4096, probe=True, fallback=fallback)
             except pcie_allreduce.SetupError as error:
-                return str(error), heard.lines
+                return str(error), lines
             with comm:
                 for n in (1, 8, 1000, 3000):  # the last is over max_bytes
                     if with_fallback or n <= 1000:
@@ -69,10 +54,8 @@ def construct(me: Rank, folder: str, with_fallback: bool, host: bool, *bad: Bad)
                 verdict = comm.verdict
                 me.meet()
     finally:
-        logger.removeHandler(heard)
-        logger.setLevel(level)
         examine.DEADLINE, wires.TOGETHER = before
-    return verdict, heard.lines
+    return verdict, lines
 
 
 def agreed(world: int, folder: Any, with_fallback: bool, *bad: Bad, host: bool = True) -> tuple[Any, list[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import logging
 import signal
 import time
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from logged import logged
 from ranks import Rank, run_ranks, start_ranks
 from torch._dynamo.testing import CompileCounter
 
@@ -136,21 +136,15 @@ def test_dropping_the_last_reference_closes_without_a_collective() -> None:
 
 
 def tells(me: Rank) -> list[str]:
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("pcie_allreduce.integrations.adapter")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    adapter = adapter_of(me)
-    for _ in range(3):
-        adapter.custom_all_reduce(torch.ones(2, 256))
-    with adapter.capture():
-        adapter.custom_all_reduce(torch.ones(2, 256))
-    adapter.declined += 2
-    dist.barrier()
-    adapter.close()
-    logger.removeHandler(handler)
+    with logged("pcie_allreduce.integrations.adapter") as lines:
+        adapter = adapter_of(me)
+        for _ in range(3):
+            adapter.custom_all_reduce(torch.ones(2, 256))
+        with adapter.capture():
+            adapter.custom_all_reduce(torch.ones(2, 256))
+        adapter.declined += 2
+        dist.barrier()
+        adapter.close()
     return lines
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import signal
 import time
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from logged import logged
 from ranks import Rank, run_ranks, start_ranks
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -137,17 +137,11 @@ def test_what_is_not_fused_has_a_reason() -> None:
 
 def rows_with_a_gap(me: Rank) -> list[str]:
     """Where three rows are faster through the fallback, more are not fused either: one number is the answer."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("pcie_allreduce.integrations.fusing")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    adapter = adapter_of(me)
-    adapter.communicator.replan((Step(2, 2 * HIDDEN * 2), Step(2, 3 * HIDDEN * 2, fallback=True), Step(2, 1 << 20)))
-    tensors = [operands(me, rows) for rows in (1, 2, 3, 4)]
-    assert [adapter.should_fuse(*each) for each in tensors] == [True, True, False, False]
-    logger.removeHandler(handler)
+    with logged("pcie_allreduce.integrations.fusing") as lines:
+        adapter = adapter_of(me)
+        adapter.communicator.replan((Step(2, 2 * HIDDEN * 2), Step(2, 3 * HIDDEN * 2, fallback=True), Step(2, 1 << 20)))
+        tensors = [operands(me, rows) for rows in (1, 2, 3, 4)]
+        assert [adapter.should_fuse(*each) for each in tensors] == [True, True, False, False]
     dist.barrier()
     return lines
 
