@@ -6,17 +6,12 @@ each rank and case, which groups there are, and who serves them.
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import routing_ranks
-import torch
 import torch.distributed as dist
-import torch.multiprocessing
 
 WORLD = 4
 PLACES = ("_TP", "_PDMUX_PREFILL_TP_GROUP", "_DCP", "_ATTN_TP", "_ATTN_CP", "_MOE_DP", "_MOE_EP", "_MOE_TP")
@@ -71,21 +66,10 @@ def run_rank(rank: int, port: int) -> None:
     if hasattr(state, "_DCP"):
         cases["decode_context"] = decode_context
     for name, case in cases.items():
-        try:
-            results[name] = case(rank)
-        except Exception as error:
-            traceback.print_exc()
-            results[name] = {"raised": f"{type(error).__name__}: {error}"}
+        results[name] = routing_ranks.attempt(case, rank)
         dist.barrier()
-    everyone: list[Any] = [None] * WORLD
-    dist.all_gather_object(everyone, results)
-    if rank == 0:
-        print("RESULT", json.dumps(everyone), flush=True)
-    dist.barrier()
+    routing_ranks.tell(results)
 
 
 if __name__ == "__main__":
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free = probe.getsockname()[1]
-    torch.multiprocessing.spawn(run_rank, args=(free,), nprocs=WORLD)
+    routing_ranks.spawn(WORLD, run_rank)

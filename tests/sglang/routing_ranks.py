@@ -352,22 +352,35 @@ def run_rank(rank: int, port: int, model: str) -> None:
 
     for name, case in {**CASES, **fused_cases.cases(model)}.items():
         lines.lines.clear()
-        try:
-            result = case(rank)
-        except Exception as error:
-            traceback.print_exc()
-            result = {"raised": f"{type(error).__name__}: {error}"}
-        results[name] = {**result, "log": [*lines.lines]}
+        results[name] = {**attempt(case, rank), "log": [*lines.lines]}
         dist.barrier()
-    everyone: list[Any] = [None, None]
+    tell(results)
+
+
+def attempt(case: Callable[[int], Any], rank: int) -> Any:
+    try:
+        return case(rank)
+    except Exception as error:
+        traceback.print_exc()
+        return {"raised": f"{type(error).__name__}: {error}"}
+
+
+def tell(results: dict[str, Any]) -> None:
+    """Those of all ranks, in their order."""
+    everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, results)
-    if rank == 0:
+    if dist.get_rank() == 0:
         print("RESULT", json.dumps(everyone), flush=True)
     dist.barrier()
 
 
-if __name__ == "__main__":
+def spawn(ranks: int, run: Callable[..., None], *args: Any) -> None:
+    """run(rank, port, *args) in as many processes; the port is a free one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
-    torch.multiprocessing.spawn(run_rank, args=(free, sys.argv[1]), nprocs=2)
+    torch.multiprocessing.spawn(run, args=(free, *args), nprocs=ranks)
+
+
+if __name__ == "__main__":
+    spawn(2, run_rank, sys.argv[1])
