@@ -23,20 +23,16 @@ PAR_INLINE RawPack encoded(const RawPack& pack) { return pack; }
 
 // Sums whose zeros are negative, as they are where accumulators start with the first rank's value and nothing is added
 // at the end. Rewritten before they are sent, they do no harm.
-template <class Element, class PackType>
-struct NegativeZeros : Element {
-  static PackType rounded(const typename Element::Sum& sum) {
-    PackType pack = Element::rounded(sum);
+template <class PackType>
+struct NegativeZeros : Element<PackType, 1> {
+  static PackType rounded(const Sum& sum) {
+    PackType pack = Element<PackType, 1>::rounded(sum);
     for (Word& word : pack.word) word = word == 0 ? kEmpty : word;
     return pack;
   }
 };
 
 template <class PackType>
-struct NegativeZeroElements {
-  using Float32 = NegativeZeros<OnPacks<host::PAR_ISA::Float32, PackType>, PackType>;
-  using Float16 = NegativeZeros<OnPacks<host::PAR_ISA::Float16, PackType>, PackType>;
-  using BFloat16 = NegativeZeros<OnPacks<host::PAR_ISA::BFloat16, PackType>, PackType>;
-};
+using NegativeZeroElements = SameForHalves<NegativeZeros<PackType>, NegativeZeros<PackType>>;
 
 }  // namespace pcie_allreduce::fabric

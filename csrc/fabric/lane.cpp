@@ -39,6 +39,8 @@ Lane::Lane(Simulation& simulation, Rank& rank, Grid& grid, Word block, Word thre
 
 Lane& Lane::current() { return static_cast<Lane&>(*Scheduler::current()); }
 
+Dtype Lane::dtype() const { return kind_dtype(rank_.requests[grid_.call].kind); }
+
 std::uint64_t Lane::now() const { return simulation_.scheduler().now(); }
 
 Word Lane::stewards() const {

@@ -21,6 +21,7 @@ class Lane : public Task {
   virtual bool any_failed(bool failed);
   virtual void end_call(const Call& call, Word used);
   bool staged() const { return channel_.staged(); }
+  Dtype dtype() const;
   Word block() const { return id.block; }
   Word blocks() const;
   Range share(Word units) const;

@@ -1,11 +1,10 @@
-// The machine interface over a lane, for any unit: what templates need is here, what happens is in lane.cpp. Arithmetic
-// is the CPU ranks' own, with a pack in the first part of their cache line, so that there is nothing here to get wrong.
+// The machine interface over a lane, for any unit: what templates need is here, what happens is in lane.cpp.
 #pragma once
 
 #include <cstring>
 
+#include "fabric/element.h"
 #include "fabric/lane.h"
-#include "host/element.h"
 
 namespace pcie_allreduce::fabric {
 
@@ -84,52 +83,6 @@ class Machine {
   }
 
   Lane& lane_;
-};
-
-using Line = host::PAR_ISA::Unit;
-
-template <class HostElement, class PackType = Pack>
-struct OnPacks {
-  using Sum = typename HostElement::Sum;
-  static void add(Sum& sum, const PackType& pack) {
-    Line line{};
-    std::memcpy(&line, &pack, sizeof pack);
-    HostElement::add(sum, line);
-  }
-  static PackType rounded(const Sum& sum) { return first(HostElement::rounded(sum)); }
-  static PackType nan() { return first(HostElement::nan()); }
-
-  static constexpr int kPartialUnits = HostElement::kPartialUnits;
-  static void partial(const Sum& sum, PackType (&parts)[kPartialUnits]) {
-    Line lines[kPartialUnits];
-    HostElement::partial(sum, lines);
-    for (int p = 0; p < kPartialUnits; ++p) parts[p] = first(lines[p]);
-  }
-  static void add_partial(Sum& sum, const PackType (&parts)[kPartialUnits]) {
-    Line lines[kPartialUnits]{};
-    for (int p = 0; p < kPartialUnits; ++p) std::memcpy(&lines[p], &parts[p], sizeof parts[p]);
-    HostElement::add_partial(sum, lines);
-  }
-
- private:
-  static PackType first(const Line& line) {
-    PackType pack;
-    std::memcpy(&pack, &line, sizeof pack);
-    return pack;
-  }
-};
-
-template <class PackType>
-struct PackElements {
-  using Float32 = OnPacks<host::PAR_ISA::Float32, PackType>;
-  using Float16 = OnPacks<host::PAR_ISA::Float16, PackType>;
-  using BFloat16 = OnPacks<host::PAR_ISA::BFloat16, PackType>;
-};
-
-struct LineElements {
-  using Float32 = host::PAR_ISA::Float32;
-  using Float16 = host::PAR_ISA::Float16;
-  using BFloat16 = host::PAR_ISA::BFloat16;
 };
 
 }  // namespace pcie_allreduce::fabric

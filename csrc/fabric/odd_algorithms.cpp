@@ -49,7 +49,7 @@ template <class Body>
 Entry model(const char* name, Collective collective, Body body,
             std::function<Word(const Channel&, const Request&, Word, Word)> link_packs) {
   const auto run = [body](Lane& lane, const Channel& channel, const Request& request, Mapping) {
-    on_few<PackElements<Pack>, Pack>(lane, channel, request, [&]<class Element, int kWorld>(auto& machine) {
+    on_few<ElementsOf<Pack>, Pack>(lane, channel, request, [&]<class Element, int kWorld>(auto& machine) {
       body.template operator()<Element, kWorld>(machine, channel, request);
     });
   };
@@ -64,11 +64,11 @@ Word owned_packs(Word world, Word rank, Word packs) {
 }  // namespace
 
 const Entry* one_word_one_shot() {
-  static const Entry entry = odd_one_shot<PackElements<OneWordPack>, OneWordPack>();
+  static const Entry entry = odd_one_shot<ElementsOf<OneWordPack>, OneWordPack>();
   return &entry;
 }
 const Entry* raw_one_shot() {
-  static const Entry entry = odd_one_shot<PackElements<RawPack>, RawPack>();
+  static const Entry entry = odd_one_shot<ElementsOf<RawPack>, RawPack>();
   return &entry;
 }
 const Entry* negative_zero_two_shot() {

@@ -5,7 +5,7 @@
 namespace pcie_allreduce::fabric {
 
 void run_island(Lane& lane, const Channel& channel, const Request& request, Mapping mapping) {
-  on_units(lane, request, mapping, [&]<class Element>(auto& machine) {
+  on_units<PartialElementsOf>(lane, request, mapping, [&]<class Element>(auto& machine) {
     dispatch_half<Element>(channel.world,
                            [&]<class, int kHalf>() { island<Element, kHalf>(machine, channel, request); });
   });

@@ -16,12 +16,12 @@ void on_machine(Lane& lane, const Request& request, Body&& body) {
 }
 
 // ... and for the unit of the mapping.
-template <class Body>
+template <template <class> class Elements = ElementsOf, class Body>
 void on_units(Lane& lane, const Request& request, Mapping mapping, Body&& body) {
   if (mapping == Mapping::kLines) {
-    on_machine<LineElements, Line>(lane, request, body);
+    on_machine<Elements<Line>, Line>(lane, request, body);
   } else {
-    on_machine<PackElements<Pack>, Pack>(lane, request, body);
+    on_machine<Elements<Pack>, Pack>(lane, request, body);
   }
 }
 
