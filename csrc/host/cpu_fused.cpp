@@ -3,7 +3,9 @@
 #include "host/norm_machine.h"
 #include "host/push.h"
 
-namespace pcie_allreduce::host::PAR_ISA {
+namespace pcie_allreduce::host {
+
+using namespace baseline;
 
 void run_fused(const Channel& channel, const Request& request, const Norm& norm, bool crowded, Watch& watch) {
   const ExactFloats exact;
@@ -13,4 +15,4 @@ void run_fused(const Channel& channel, const Request& request, const Norm& norm,
   });
 }
 
-}  // namespace pcie_allreduce::host::PAR_ISA
+}  // namespace pcie_allreduce::host

@@ -6,10 +6,6 @@
 
 namespace pcie_allreduce::host::PAR_ISA {
 
-void run_staged(const Channel& channel, const Request& request, bool crowded, Watch& watch);
-void run_fused(const Channel& channel, const Request& request, const Norm& norm, bool crowded, Watch& watch);
-void run_pull(const Channel& channel, const Request& request, bool crowded, Watch& watch);
-
 namespace {
 
 void run_all_reduce(const Channel& channel, const Request& request, bool crowded, Watch& watch) {
@@ -29,6 +25,6 @@ void run_exchange(const Channel& channel, Word* verdict, bool crowded, Watch& wa
 
 }  // namespace
 
-extern const CpuLanes lanes = {run_all_reduce, run_staged, run_pull, run_fused, run_exchange, PAR_NAME(PAR_ISA)};
+extern const CpuLanes lanes = {run_all_reduce, run_exchange, PAR_NAME(PAR_ISA)};
 
 }  // namespace pcie_allreduce::host::PAR_ISA

@@ -1,4 +1,5 @@
-// The CPU's lanes, compiled once for every instruction set; which one runs is decided when the module is loaded.
+// The CPU's lanes. All-reduce is compiled once for every instruction set, and which one runs is decided when the module
+// is loaded; what CPU ranks run to test what GPUs do is compiled once, and is fast enough.
 #pragma once
 
 #include "protocol/norm.h"
@@ -15,9 +16,6 @@ class Watch {
 
 struct CpuLanes {
   void (*all_reduce)(const Channel& channel, const Request& request, bool crowded, Watch& watch);
-  void (*staged)(const Channel& channel, const Request& request, bool crowded, Watch& watch);
-  void (*pull)(const Channel& channel, const Request& request, bool crowded, Watch& watch);
-  void (*fused)(const Channel& channel, const Request& request, const Norm& norm, bool crowded, Watch& watch);
   void (*exchange)(const Channel& channel, Word* verdict, bool crowded, Watch& watch);
   const char* name;
 };
@@ -30,6 +28,10 @@ namespace avx2 {
 extern const CpuLanes lanes;
 }
 #endif
+
+void run_staged(const Channel& channel, const Request& request, bool crowded, Watch& watch);
+void run_pull(const Channel& channel, const Request& request, bool crowded, Watch& watch);
+void run_fused(const Channel& channel, const Request& request, const Norm& norm, bool crowded, Watch& watch);
 
 inline const CpuLanes& cpu_lanes() {
 #if defined(__x86_64__)

@@ -3,7 +3,9 @@
 #include "host/machine.h"
 #include "protocol/pull.h"
 
-namespace pcie_allreduce::host::PAR_ISA {
+namespace pcie_allreduce::host {
+
+using namespace baseline;
 
 void run_pull(const Channel& channel, const Request& request, bool crowded, Watch& watch) {
   const ExactFloats exact;
@@ -19,4 +21,4 @@ void run_pull(const Channel& channel, const Request& request, bool crowded, Watc
   });
 }
 
-}  // namespace pcie_allreduce::host::PAR_ISA
+}  // namespace pcie_allreduce::host

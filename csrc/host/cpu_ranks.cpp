@@ -65,10 +65,9 @@ std::vector<Result> CpuChannel::measure(const Experiment& experiment, double tim
 bool CpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype) {
   require_room(algorithm, dtype, bytes);
   const Request request{in, out, bytes, signature_kind(algorithm, dtype), false};
-  const CpuLanes& lanes = cpu_lanes();
-  const auto run = channel_.transport == Transport::kPull ? lanes.pull
-                   : channel_.staged()                    ? lanes.staged
-                                                          : lanes.all_reduce;
+  const auto run = channel_.transport == Transport::kPull ? run_pull
+                   : channel_.staged()                    ? run_staged
+                                                          : cpu_lanes().all_reduce;
   run(channel_, request, crowded_, *this);
   return record_.valid != 0;
 }
@@ -79,7 +78,7 @@ bool CpuChannel::all_reduce_add_rms_norm(const void* in, void* out, Word bytes, 
   require_rows(bytes, hidden, dtype, norm.fp8);
   require_room(algorithm, dtype, bytes);
   const Request request{in, out, bytes, signature_kind(algorithm, dtype), false, hidden};
-  cpu_lanes().fused(channel_, request, norm, crowded_, *this);
+  run_fused(channel_, request, norm, crowded_, *this);
   return record_.valid != 0;
 }
 

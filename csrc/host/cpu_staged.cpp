@@ -4,7 +4,9 @@
 #include "host/machine.h"
 #include "protocol/staged.h"
 
-namespace pcie_allreduce::host::PAR_ISA {
+namespace pcie_allreduce::host {
+
+using namespace baseline;
 
 void run_staged(const Channel& channel, const Request& request, bool crowded, Watch& watch) {
   const ExactFloats exact;
@@ -20,4 +22,4 @@ void run_staged(const Channel& channel, const Request& request, bool crowded, Wa
   });
 }
 
-}  // namespace pcie_allreduce::host::PAR_ISA
+}  // namespace pcie_allreduce::host
