@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from sm120.kernels import Compiled, Variant
     from sm120.sass import Kernel
 
-ATOMICS = {"ATOM", "ATOMG", "ATOMS", "RED", "REDG", "REDAS", "UREDG", "UREDGR"}
+ATOMICS = {"ATOM", "ATOMG", "RED", "REDG", "UREDG", "UREDGR"}
 FENCES = {"MEMBAR", "FENCE", "ERRBAR", "CGAERRBAR", "CCTL"}
 MEMORY = {"LDG", "STG", "LD", "ST", "LDL", "STL", *ATOMICS}
-OTHER_MEMORY = {"LD", "ST", "LDS", "STS", "LDGSTS", "UBLKCP", "UTMALDG", "SUST", "SULD", "TEX", "TLD"}
+OTHER_MEMORY = {"LD", "ST", "LDS", "STS", "ATOMS", "REDAS", "LDGSTS", "UBLKCP", "UTMALDG", "SUST", "SULD", "TEX", "TLD"}
 
 
 def access(kernel: Kernel, index: int) -> Access:
@@ -60,8 +60,8 @@ def memory_beside_the_path(compiled: Compiled, variant: Variant) -> Iterator[str
 
 
 def only_global_memory(compiled: Compiled, variant: Variant) -> Iterator[str]:
-    """And in a fused kernel the shared memory of its block, or its cluster."""
-    allowed = {"LDS", "STS"} if variant.fused else set()
+    """And in a fused kernel the shared memory of its block, or its cluster; where a warp looks ahead, of its block."""
+    allowed = {"LDS", "STS"} if variant.fused else ({"LDS", "STS", "ATOMS"} if steps_of(variant).ahead else set())
     found = compiled.kernel.names(set(compiled.kernel.find(*(OTHER_MEMORY - allowed))))
     if found:
         yield f"memory is accessed by other means than LDG and STG: {dict(found)}"
@@ -108,7 +108,7 @@ def lets_its_successor_start(compiled: Compiled, variant: Variant) -> Iterator[s
     state, of which one half is the only access of its kind."""
     kernel = compiled.kernel
     triggers, barriers = kernel.find("PREEXIT"), meetings(kernel, variant)
-    if steps_of(variant).flags:  # the last of them
+    if steps_of(variant).flags or steps_of(variant).ahead:  # the last of them
         barriers = [one for one in barriers if not kernel.after(one) & set(barriers)]
     if len(triggers) != 1 or kernel.code[triggers[0]].predicate:
         yield f"griddepcontrol.launch_dependents, unconditional, is there {len(triggers)} times"

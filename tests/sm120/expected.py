@@ -42,6 +42,7 @@ class Steps:
     again: tuple[int, int, int] = (0, 0, 0)  # reads, looks, stages
     once: int = 0  # and writes; then one stage more awaits a single slot
     staged: bool = False  # slabs lie in host memory, whose re-arming ends with a fence; four phases
+    ahead: int = 0  # loops in which the last warp looks ahead for its block, over a link, and says so in shared memory
     flags: int = 0  # stages that flags announce, each behind a fence
     codes: int = 0  # packs given out as FP8, NaN among them, each with the scale of its group
 
@@ -105,25 +106,23 @@ def fused_island(world: int, element_bytes: int) -> Steps:
     return fused_parts(island(world, element_bytes))
 
 
-def hints(world: int) -> int:
-    """How often each slot stands in the code of a look over a link: once more, for the lane that looks ahead."""
-    return 2 if world > 2 else 1
-
-
 def staged_one_shot(world: int, _: int) -> Steps:
-    return Steps(sends=1, looks=hints(world) * world, stages=1, alone=0, reads=2 + 1, writes=1 + 1, staged=True)
+    # It looks ahead before the signatures and behind them.
+    ahead = 2 if world > 2 else 0
+    return Steps(sends=1, looks=world, stages=1, alone=0, reads=2 + 1, writes=1 + 1, staged=True, ahead=ahead)
 
 
 def staged_two_shot(world: int, _: int) -> Steps:
     shards = world - 1
     return Steps(
         sends=shards + 1,
-        looks=2 * hints(world) * world,
+        looks=2 * world,
         stages=2,
         alone=0,
         reads=2 * shards + 1,
         writes=1 + world + 1,
         staged=True,
+        ahead=3 if world > 2 else 0,
     )
 
 
@@ -226,8 +225,10 @@ def on_the_path(variant: Variant) -> dict[Access, tuple[int, int]]:
     steps = steps_of(variant)
     width, pieces = (element, PACK_BYTES // element) if variant.share == SHARES[2] else (PACK_BYTES, 1)
     sends = steps.sends + 1 + 1  # the signature; the re-arming
-    looks = steps.looks + 1  # the signature
-    copies = steps.alone + 1  # a loop that polls one slot may be turned around, and then has its load twice
+    looks = steps.looks + steps.ahead + 1  # the signature
+    copies = (
+        steps.alone + steps.ahead + 1
+    )  # a loop that polls one slot may be turned around, and then has its load twice
     return {
         Access("STG", 16, "SYS"): (sends, sends),
         Access("LDG", 16, "SYS"): (looks, looks + copies),
