@@ -186,6 +186,10 @@ def test_what_cannot_be_run_is_one_sentence(
         settled(Request(backends=backends), CPU, rows, change, speculation)
 
 
-def test_a_floor_is_no_joint() -> None:
-    with pytest.raises(CannotRun, match="it sums nothing"):
-        settled(Request(backends=("floor",)), Machine(2, True, False), (3,), {}, Speculation(2.0, 0.97))
+@pytest.mark.parametrize(
+    ("backend", "sentence"),
+    [("floor", "it sums nothing"), ("torch-symm-mem", "the layers of a pass do not")],
+)
+def test_what_cannot_sum_a_layers_tensor_is_no_joint(backend: str, sentence: str) -> None:
+    with pytest.raises(CannotRun, match=sentence):
+        settled(Request(backends=(backend,)), Machine(2, True, False), (3,), {}, Speculation(2.0, 0.97))
