@@ -78,7 +78,7 @@ def choose_fused(
 ) -> FusedPlan | None:
     """The plan of a fused call of rows (> 0); None where the all-reduce and a norm behind it are cheaper, or nothing
     else is possible. `algorithms`: those that can be fused, on this kind of device. `group`: elements of a row that get
-    an FP8 scale; where there are owners, a GPU's parts of rows must be whole groups, since a group lies within a warp."""
+    an FP8 scale; with owners, a GPU's parts of rows must be whole groups, since a group lies within a warp."""
     nbytes = rows * hidden * dtype_bytes
     plain = choose(world, nbytes, dtype_bytes, islands, figures, area_packs, 1, algorithm, tuned)
     if plain is None or not fusable(hidden):
