@@ -82,6 +82,7 @@ def test_every_all_reduce_is_served_in_the_order_of_the_algorithm(
     assert f"group tp:0 served {len(made)} all-reduces (0 went to the engine)" in log
 
 
+@pytest.mark.slow
 def test_fused_calls_give_the_same_tokens_and_are_most_of_a_forward(
     without: dict[str, Any], twelve_layers: str, draft: str, folder: Path
 ) -> None:

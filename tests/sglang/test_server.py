@@ -66,6 +66,7 @@ def test_the_flag_serves_the_same_tokens_and_a_rank_that_stops_is_named(
         fails(server, 2 * calls + 17, "rank 1 is missing")  # it is alive: nothing but the missed call tells
 
 
+@pytest.mark.slow
 def test_the_old_sglang_serves_them_by_our_launcher_and_a_rank_that_is_killed_is_named(
     two_layers: str, tokens: list[int], old_sglang: str, tmp_path: Path
 ) -> None:
