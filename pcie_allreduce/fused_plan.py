@@ -16,6 +16,7 @@ MAX_HIDDEN = 16384
 MAX_BLOCKS = 128
 MAX_SHARED = 32 * 1024  # bytes a block: sums of squares, and the packs of a lane behind its first
 SMALL_BLOCK = 128  # threads: smaller blocks start and synchronise faster, and spread over more of the GPU
+PART_BLOCK = 256  # threads of a block in a team where there are owners: fewer blocks than that to meet, and small ones
 NORM_US = 2.4  # a norm of its own behind an all-reduce: FlashInfer's at 1 to 8 rows of 7,168, two H200
 
 
@@ -120,7 +121,7 @@ def part_packs(packs: int, owners: int) -> int:
 
 def part_shape(rows: int, part: int, owners: int, shapes: tuple[Shape, ...]) -> tuple[int, int, int] | None:
     """Teams, blocks of a team and threads where there are owners: a team has a row and a lane one pack of it, in whole
-    warps of one owner; None where no shape holds them. Small blocks come first: they spread over more of the GPU."""
+    warps of one owner; None where no shape holds them. Blocks near to PART_BLOCK come first."""
     fits = [
         (threads, cluster)
         for cluster, threads, teams, _ in shapes
@@ -128,7 +129,7 @@ def part_shape(rows: int, part: int, owners: int, shapes: tuple[Shape, ...]) -> 
     ]
     if not fits:
         return None
-    threads, cluster = min(fits)
+    threads, cluster = min(fits, key=lambda fit: (abs(fit[0] - PART_BLOCK), fit))
     return rows, cluster, threads
 
 
