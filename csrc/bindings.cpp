@@ -164,12 +164,12 @@ PYBIND11_MODULE(_C, m) {
       .def("set_sum_copies", &CpuChannel::set_sum_copies, py::arg("copies"), py::arg("own"))
       .def("exchange", &CpuChannel::exchange, py::call_guard<py::gil_scoped_release>())
       .def("measure", &measure<CpuChannel>)
-      .def("all_reduce",
+      .def("collective",
            [](CpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word algorithm, Word dtype) {
              bool failed = false;
              {
                const py::gil_scoped_release others_run;
-               failed = channel.all_reduce(pointer<const void>(in), pointer<void>(out), bytes,
+               failed = channel.collective(pointer<const void>(in), pointer<void>(out), bytes,
                                            static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype));
              }
              if (PyErr_Occurred() != nullptr) throw py::error_already_set();
@@ -211,10 +211,10 @@ PYBIND11_MODULE(_C, m) {
       .def("set_sum_copies", &GpuChannel::set_sum_copies, py::arg("copies"), py::arg("own"))
       .def("exchange", &GpuChannel::exchange, py::call_guard<py::gil_scoped_release>())
       .def("measure", &measure<GpuChannel>)
-      .def("all_reduce",
+      .def("collective",
            [](GpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word algorithm, Word dtype,
               unsigned blocks, unsigned threads, std::uintptr_t stream) {
-             return channel.all_reduce(pointer<const void>(in), pointer<void>(out), bytes,
+             return channel.collective(pointer<const void>(in), pointer<void>(out), bytes,
                                        static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype), blocks, threads,
                                        reinterpret_cast<cudaStream_t>(stream));
            })

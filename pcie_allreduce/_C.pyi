@@ -44,7 +44,7 @@ class CpuChannel:
     def measure(
         self, experiment: Sequence[int], timeout: float, /
     ) -> list[tuple[int, int, int, int, int, int, int]]: ...
-    def all_reduce(self, x: int, out: int, nbytes: int, algorithm: int, dtype: int, /) -> bool: ...
+    def collective(self, x: int, out: int, nbytes: int, algorithm: int, dtype: int, /) -> bool: ...
     def all_reduce_add_rms_norm(
         self, x: int, out: int, nbytes: int, hidden: int, norm: Norm, algorithm: int, dtype: int, /
     ) -> bool: ...
@@ -72,7 +72,7 @@ class GpuChannel:
     def measure(
         self, experiment: Sequence[int], timeout: float, /
     ) -> list[tuple[int, int, int, int, int, int, int]]: ...
-    def all_reduce(
+    def collective(
         self,
         x: int,
         out: int,

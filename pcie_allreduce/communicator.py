@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from . import fp8, lifetime, ops
+from . import chunks, fp8, lifetime, ops
 from .construction import CLOSE_PATIENCE, Wishes, agree, describe, device_of
 from .errors import ClosedError
 from .faults import fault_error
 from .fused import FusedCall, add_rms_norm, checked
 from .fused_plan import FusedPlan, choose_fused
-from .plan import Plan, Tuned, step_for
+from .plan import Plan, Tuned, chunks_plan, step_for
 from .probe.decision import steps
 from .probing import build, plan_call
 from .rendezvous import Rendezvous, plain_errors
@@ -154,7 +154,10 @@ class Communicator:
                 self._left_to_fallback.add(key)
         return self._plans[key]
 
-    def _refusal(self, x: torch.Tensor) -> Exception | None:
+    def _refusal(self, x: torch.Tensor, what: str = "the tensor") -> Exception | None:
+        return self._unfit(x) or self._unserved(x, what) or _wants_grad(x)
+
+    def _unfit(self, x: torch.Tensor) -> Exception | None:
         if self._closed is not None:
             return ClosedError(f"the communicator {self._closed}")
         if not isinstance(x, torch.Tensor):
@@ -165,8 +168,11 @@ class Communicator:
             return TypeError(f"dtype {x.dtype} is not served; float16, bfloat16 and float32 are")
         if not x.is_contiguous():
             return ValueError(f"the tensor is not contiguous: shape {tuple(x.shape)}, strides {x.stride()}")
+        return None
+
+    def _unserved(self, x: torch.Tensor, what: str) -> Exception | None:
         if x.nbytes > self.max_bytes:
-            return ValueError(f"the tensor has {x.nbytes} bytes; this communicator's max_bytes is {self.max_bytes}")
+            return ValueError(f"{what} has {x.nbytes} bytes; this communicator's max_bytes is {self.max_bytes}")
         if self.transport == "fallback":
             return ValueError(f"the fallback serves everything, because {self.verdict.reason}")
         if x.numel() > 0 and self._plan(x) is None:
@@ -175,8 +181,6 @@ class Communicator:
             )
         if (x.nbytes, x.dtype) in self._left_to_fallback:  # by _plan
             return ValueError(f"for {x.nbytes} bytes of {x.dtype} the fallback was measured to be faster")
-        if x.requires_grad and torch.is_grad_enabled():
-            return ValueError("the tensor requires grad, and gradients are not recorded: use torch.no_grad()")
         return None
 
     def all_reduce(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -209,8 +213,71 @@ class Communicator:
             return out
         plan = self._plan(x)
         assert plan is not None  # or it had been refused
-        self._perform(partial(self._transport.all_reduce, x, out, plan), out)
+        self._perform(partial(self._transport.collective, x, out, plan), out)
         return out
+
+    def reduce_scatter(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """This rank's chunk of the sum of x over all ranks: as that part of `all_reduce(x)`, bit for bit.
+
+        It moves half of what an all-reduce moves where ranks write into each other's memory; elsewhere it is one.
+
+        Args:
+            x: as for all_reduce, (world_size * n, ...): a chunk for each rank, in rank order. Not changed, but where
+                out is this rank's chunk of it.
+            out: where to put the result ((n, ...), x's dtype and device, contiguous). By default a new tensor.
+
+        Returns:
+            out.
+
+        Raises:
+            As all_reduce. The fallback must be a group that can reduce-scatter on this device.
+        """
+        if torch.compiler.is_compiling():
+            return _into(ops.reduce_scatter(x, self._key), out)
+        out = chunks.scattered(x, out, self.world_size, self.rank)
+        refusal = self._refusal(x)
+        if refusal is not None:
+            chunks.reduce_scatter(out, x.detach().contiguous(), group=self._fallback_for(refusal))
+        elif x.numel() > 0 and self._survey.figures.transport != "push":
+            out.copy_(self.all_reduce(x).view(self.world_size, *out.shape)[self.rank])
+        elif x.numel() > 0:
+            self._perform_on_chunks("reduce_scatter", x, out)
+        return out
+
+    def all_gather(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The chunks x of all ranks in rank order, on every rank.
+
+        Values are handed on as they are, but that a -0.0 may become 0.0 (the same on all ranks), and that a NaN may
+        become another NaN where ranks do not write into each other's memory: there it is an all-reduce.
+
+        Args:
+            x: contiguous float16, bfloat16 or float32 tensor (n, ...) on this communicator's device; the chunks of all
+                ranks have at most `max_bytes` bytes; the same shape and dtype on all ranks. Not changed.
+            out: where to put the result ((world_size * n, ...), x's dtype and device, contiguous); x may be this rank's
+                chunk of it. By default a new tensor.
+
+        Returns:
+            out.
+
+        Raises:
+            As all_reduce. The fallback must be a group that can all-gather on this device.
+        """
+        if torch.compiler.is_compiling():
+            return _into(ops.all_gather(x, self._key), out)
+        out = chunks.gathered(x, out, self.world_size, self.rank)
+        refusal = self._unfit(x) or self._refusal(out, "what is gathered") or _wants_grad(x)
+        if refusal is not None:
+            chunks.all_gather(out, x.detach().contiguous(), group=self._fallback_for(refusal))
+        elif x.numel() > 0 and self._survey.figures.transport != "push":
+            self.all_reduce(chunks.spread_out(x, self.world_size, self.rank), out=out)
+        elif x.numel() > 0:
+            self._perform_on_chunks("all_gather", x, out)
+        return out
+
+    def _perform_on_chunks(self, collective: str, x: torch.Tensor, out: torch.Tensor) -> None:
+        nbytes = min(x.nbytes, out.nbytes)
+        plan = chunks_plan(collective, self.world_size, nbytes, self._transport.max_blocks)
+        self._perform(partial(self._transport.collective, x, out, plan), out)
 
     def _perform(self, start: Callable[[], bool], *outs: torch.Tensor) -> None:
         if not self._turn.acquire(blocking=False):
@@ -382,14 +449,20 @@ class Communicator:
             ops.all_reduce_out(x, out, self._key)
         return out
 
+    def _fallback_for(self, refusal: Exception) -> Any:
+        if self._fallback is None or isinstance(refusal, ClosedError):
+            raise refusal
+        return self._fallback
+
     def _served_elsewhere(self, x: torch.Tensor, out: torch.Tensor | None, refusal: Exception) -> torch.Tensor:
-        if self._fallback is None or isinstance(refusal, ClosedError) or not isinstance(x, torch.Tensor):
+        fallback = self._fallback_for(refusal)
+        if not isinstance(x, torch.Tensor):
             raise refusal
         if out is not None and x.is_contiguous():  # another x may lie in the same memory in another order
             result = out.copy_(x.detach())
         else:
             result = x.detach().clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(result, group=self._fallback)
+        dist.all_reduce(result, group=fallback)
         return result if out is None or result is out else out.copy_(result)
 
     @contextlib.contextmanager
@@ -455,6 +528,12 @@ class Communicator:
             f"Communicator(rank {self.rank} of {self.world_size}, {self.device}, transport {self.transport}, max_bytes "
             f"{self.max_bytes}, memory_bytes {self.memory_bytes}{state})"
         )
+
+
+def _wants_grad(x: torch.Tensor) -> Exception | None:
+    if x.requires_grad and torch.is_grad_enabled():
+        return ValueError("the tensor requires grad, and gradients are not recorded: use torch.no_grad()")
+    return None
 
 
 def _into(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 from .errors import AllReduceTimeout, CallMismatch, ClosedError, PcieAllReduceError
 
 # Codes of csrc/protocol/wait.h and dispatch.h.
-ALGORITHMS = {0: "none", 1: "one_shot", 2: "two_shot", 3: "island"}
+ALGORITHMS = {0: "none", 1: "one_shot", 2: "two_shot", 3: "island", 4: "reduce_scatter", 5: "all_gather"}
 STAGES = {0: "signature", 1: "gather", 2: "scatter", 3: "cross"}
 DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
 _NO_ROWS = 1

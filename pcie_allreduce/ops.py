@@ -52,6 +52,28 @@ def all_reduce_out(x: torch.Tensor, out: torch.Tensor, communicator: int) -> Non
     _find(communicator).all_reduce(x, out=out)
 
 
+@torch.library.custom_op("pcie_allreduce::reduce_scatter", mutates_args=())
+def reduce_scatter(x: torch.Tensor, communicator: int) -> torch.Tensor:
+    """This rank's chunk of the sum over all ranks of x (world_size * n, ...), as a new tensor (n, ...)."""
+    return _find(communicator).reduce_scatter(x)
+
+
+@reduce_scatter.register_fake
+def _(x: torch.Tensor, communicator: int) -> torch.Tensor:
+    return x.new_empty((x.shape[0] // _find(communicator).world_size, *x.shape[1:]))
+
+
+@torch.library.custom_op("pcie_allreduce::all_gather", mutates_args=())
+def all_gather(x: torch.Tensor, communicator: int) -> torch.Tensor:
+    """The chunks x (n, ...) of all ranks, as a new tensor (world_size * n, ...)."""
+    return _find(communicator).all_gather(x)
+
+
+@all_gather.register_fake
+def _(x: torch.Tensor, communicator: int) -> torch.Tensor:
+    return x.new_empty((_find(communicator).world_size * x.shape[0], *x.shape[1:]))
+
+
 @torch.library.custom_op("pcie_allreduce::all_reduce_add_rms_norm", mutates_args=())
 def all_reduce_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, weight_bias: float, communicator: int

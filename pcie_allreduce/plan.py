@@ -298,6 +298,11 @@ def owner_shape(places: int, owners: int, max_blocks: int, wanted: int | None = 
     return max(1, min(most, -(-places // (warps * WARP)))), warps * owners * WARP
 
 
+def chunks_plan(collective: str, world: int, nbytes: int, max_blocks: int) -> Plan:
+    """The plan of a reduce-scatter or an all-gather of chunks of nbytes. Each has one algorithm, which pushes."""
+    return Plan(collective, *owner_shape(packs_of(nbytes), world, max_blocks))
+
+
 def owners_of(algorithm: str, world: int) -> int:
     """Among how many ranks an algorithm shares the sums: 1 where everyone sums everything."""
     return {"one_shot": 1, "two_shot": world, "island": world // 2}[algorithm]

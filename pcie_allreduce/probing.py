@@ -127,7 +127,7 @@ def _compared(
     def ours(x: torch.Tensor, out: torch.Tensor) -> None:
         chosen = plan_call(transport, survey, rendezvous.world_size, x, "auto", ())
         assert chosen is not None  # "auto" serves all sizes up to max_bytes
-        if transport.all_reduce(x, out, chosen):
+        if transport.collective(x, out, chosen):
             raise RuntimeError(f"a call failed while it was timed: {transport.fault()}")
 
     try:

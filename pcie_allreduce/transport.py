@@ -40,12 +40,16 @@ class Transport(ABC):
     _channel: Any
 
     @abstractmethod
-    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
-        """Starts (GPU) or performs (CPU) the call; True when the channel has a fault to report."""
+    def collective(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
+        """Starts (GPU) or performs (CPU) the call; True when the channel has a fault to report.
+
+        An all-reduce, where the plan's algorithm is one; a reduce-scatter or an all-gather, where it has that name:
+        then x or out is a chunk of the other.
+        """
 
     @abstractmethod
     def all_reduce_add_rms_norm(self, call: FusedCall, plan: FusedPlan) -> bool:
-        """The same of a fused call, whose memory is aligned."""
+        """The same of a fused all-reduce, whose memory is aligned."""
 
     @abstractmethod
     def close(self, patience: float) -> bool:
@@ -110,9 +114,9 @@ class CpuTransport(Transport):
         code = TRANSPORTS.index(transport)
         self._channel = _C.CpuChannel(rank, world_size, area_packs, timeout, warmup_timeout, code, crowded)
 
-    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
-        failed: bool = self._channel.all_reduce(
-            x.data_ptr(), out.data_ptr(), x.nbytes, ALGORITHM_CODES[plan.algorithm], DTYPE_CODES[x.dtype]
+    def collective(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
+        failed: bool = self._channel.collective(
+            x.data_ptr(), out.data_ptr(), _chunk_bytes(x, out), ALGORITHM_CODES[plan.algorithm], DTYPE_CODES[x.dtype]
         )
         return failed
 
@@ -191,12 +195,12 @@ class GpuTransport(Transport):
         teams: int = self._channel.resident_teams(ALGORITHM_CODES[algorithm], threads, cluster)
         return teams
 
-    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
+    def collective(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        failed: bool = self._channel.all_reduce(
+        failed: bool = self._channel.collective(
             x.data_ptr(),
             out.data_ptr(),
-            x.nbytes,
+            _chunk_bytes(x, out),
             ALGORITHM_CODES[plan.algorithm],
             DTYPE_CODES[x.dtype],
             plan.blocks,
@@ -237,7 +241,7 @@ class FallbackTransport(Transport):
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
 
-    def all_reduce(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
+    def collective(self, x: torch.Tensor, out: torch.Tensor, plan: Plan) -> bool:
         raise RuntimeError("there are no mailboxes")
 
     def all_reduce_add_rms_norm(self, call: FusedCall, plan: FusedPlan) -> bool:
@@ -251,6 +255,11 @@ class FallbackTransport(Transport):
 
     def close(self, patience: float) -> bool:
         return True
+
+
+def _chunk_bytes(x: torch.Tensor, out: torch.Tensor) -> int:
+    """Of an all-reduce both are as large."""
+    return min(x.nbytes, out.nbytes)
 
 
 def why_no_p2p(device: torch.device, members: Sequence[Member]) -> str | None:

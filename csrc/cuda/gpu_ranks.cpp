@@ -122,11 +122,11 @@ void GpuChannel::require_room(Algorithm algorithm, Dtype dtype, Word bytes) cons
 void GpuChannel::launch_ordered(const void* kernel, const void* params, const LaunchShape& shape, bool captured,
                                 cudaStream_t stream) {
   if (!captured) order_behind_last_stream(stream);
-  require(launch(kernel, params, shape, stream), "launching an all-reduce");
+  require(launch(kernel, params, shape, stream), "launching a call");
   if (!captured) require(cudaEventRecord(last_call_, stream), "recording an event");
 }
 
-bool GpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype, unsigned blocks,
+bool GpuChannel::collective(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype, unsigned blocks,
                             unsigned threads, cudaStream_t stream) {
   if (blocks == 0 || blocks > kMaxBlocks || threads == 0 || threads > kMaxThreads) {
     throw std::invalid_argument("launch shape " + std::to_string(blocks) + " x " + std::to_string(threads) +

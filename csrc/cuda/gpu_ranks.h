@@ -27,10 +27,10 @@ class GpuChannel {
   std::vector<Word> exchange(double timeout);  // Greeting of kMaxWorld x kGreetingPacks; waits for the GPU
   // Before the first call. kPing goes with any channel, the others with one of kProbeAreaPacks that makes no calls.
   std::vector<Result> measure(const Experiment& experiment, double timeout);
-  // True: an earlier call has failed, and nothing was launched.
-  bool all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype, unsigned blocks,
+  // `algorithm` says which; `bytes` as Request has them. True: an earlier call has failed, and nothing was launched.
+  bool collective(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype, unsigned blocks,
                   unsigned threads, cudaStream_t stream);
-  // The same, then residual and RMSNorm over rows of `hidden` elements; `out` takes the sum and the residual. In
+  // An all-reduce, then residual and RMSNorm over rows of `hidden` elements; `out` takes the sum and the residual. In
   // `teams` of `cluster` blocks, where there are owners one for each row; all memory 16-byte aligned.
   bool all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm,
                                Algorithm algorithm, Dtype dtype, unsigned teams, unsigned cluster, unsigned threads,

@@ -1,18 +1,24 @@
 #include "cuda/launch.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace pcie_allreduce::cuda {
 
 const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, Share share, Transport transport) {
   if (transport != Transport::kPush) {
-    if (algorithm == Algorithm::kIsland) throw std::invalid_argument("island pushes, and into GPU memory");
+    if (algorithm != Algorithm::kOneShot && algorithm != Algorithm::kTwoShot) {
+      throw std::invalid_argument("algorithm code " + std::to_string(static_cast<Word>(algorithm)) +
+                                  " pushes, and into GPU memory");
+    }
     return (transport == Transport::kPull ? pull_kernel : staged_kernel)(algorithm, dtype, world, share);
   }
   switch (algorithm) {
     case Algorithm::kOneShot: return one_shot_kernel(dtype, world, share);
     case Algorithm::kTwoShot: return two_shot_kernel(dtype, world, share);
     case Algorithm::kIsland: return island_kernel(dtype, world, share);
+    case Algorithm::kReduceScatter: return reduce_scatter_kernel(dtype, world, share);
+    case Algorithm::kAllGather: return all_gather_kernel(world, share);
     default:
       throw std::invalid_argument("no kernel has algorithm code " + std::to_string(static_cast<Word>(algorithm)));
   }
@@ -88,9 +94,12 @@ cudaError_t resident_teams(Algorithm algorithm, Word world, unsigned threads, un
 
 cudaError_t blocks_per_multiprocessor(Word world, unsigned threads, Transport transport, int* blocks) {
   *blocks = 1 << 20;
-  const bool islands = world >= 4 && world % 2 == 0 && transport == Transport::kPush;
-  for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot, Algorithm::kIsland}) {
-    if (algorithm == Algorithm::kIsland && !islands) continue;
+  std::vector<Algorithm> algorithms = {Algorithm::kOneShot, Algorithm::kTwoShot};
+  if (transport == Transport::kPush) {
+    algorithms.insert(algorithms.end(), {Algorithm::kReduceScatter, Algorithm::kAllGather});
+    if (world >= 4 && world % 2 == 0) algorithms.push_back(Algorithm::kIsland);
+  }
+  for (const Algorithm algorithm : algorithms) {
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBFloat16}) {
       for (const Share share : {Share::kOnePack, Share::kPacks, Share::kElements}) {
         int fit = 0;

@@ -79,7 +79,9 @@ auto dispatch_link(Share share, Visit&& visit) {
 // A kernel takes CallParams.
 const void* one_shot_kernel(Dtype dtype, Word world, Share share);
 const void* two_shot_kernel(Dtype dtype, Word world, Share share);
-const void* island_kernel(Dtype dtype, Word world, Share share);                       // worlds 4, 6 and 8
+const void* island_kernel(Dtype dtype, Word world, Share share);  // worlds 4, 6 and 8
+const void* reduce_scatter_kernel(Dtype dtype, Word world, Share share);
+const void* all_gather_kernel(Word world, Share share);                                // of any dtype
 const void* staged_kernel(Algorithm algorithm, Dtype dtype, Word world, Share share);  // one-shot and two-shot
 const void* pull_kernel(Algorithm algorithm, Dtype dtype, Word world, Share share);    // one-shot and two-shot
 const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, Share share, Transport transport);

@@ -17,6 +17,7 @@ Word whole_units(Word packs, Word unit) { return (packs + unit - 1) / unit * uni
 // Of `packs`, what the owner of shard `which` has.
 Word owned(Word packs, Word shard, Word which) { return std::min(packs - std::min(packs, which * shard), shard); }
 
+// And of a chunk to each rank.
 Word one_shot_link(const Channel& channel, const Request& request, Word unit, Word reader) {
   return reader == channel.rank ? 0 : kSignature + whole_units(request.units(), unit);
 }
@@ -143,6 +144,10 @@ const std::vector<Entry>& algorithms() {
        Transport::kPull, pull_one_shot_reads},
       {"pull_two_shot", Algorithm::kTwoShot, kAllReduce, any_world, run_pull_two_shot, pull_link, staged_name, false,
        Transport::kPull, pull_two_shot_reads},
+      {"reduce_scatter", Algorithm::kReduceScatter, Collective::kReduceScatter, any_world, run_reduce_scatter,
+       one_shot_link, one_shot_name},
+      {"all_gather", Algorithm::kAllGather, Collective::kAllGather, any_world, run_all_gather, one_shot_link,
+       one_shot_name},
       {"greeting", Algorithm::kOneShot, Collective::kGreeting, any_world, run_greeting, greeting_link, nullptr},
   };
   return table;
@@ -153,6 +158,13 @@ Word unit_packs(Mapping mapping) { return mapping == Mapping::kLines ? sizeof(Li
 Word used_packs(const Request& request, Word world, Transport transport, Word sum_copies) {
   return packs_used(kind_algorithm(request.kind), kind_dtype(request.kind), world, request.bytes, transport,
                     sum_copies);
+}
+
+Word chunks_in(const Entry& entry, Word world) {
+  return !entry.model && entry.collective == Collective::kReduceScatter ? world : 1;
+}
+Word chunks_out(const Entry& entry, Word world) {
+  return !entry.model && entry.collective == Collective::kAllGather ? world : 1;
 }
 
 Range pack_shard(Word world, Word rank, Word packs) {

@@ -37,6 +37,11 @@ const Entry* find_algorithm(const std::string& name);
 Word unit_packs(Mapping mapping);
 Word used_packs(const Request& request, Word world, Transport transport, Word sum_copies);  // of a phase, or a copy
 
+// How many chunks the caller's input and output have: one, but of reduce-scatter's input and all-gather's output, which
+// have one for each rank. A model's have what is left of the whole.
+Word chunks_in(const Entry& entry, Word world);
+Word chunks_out(const Entry& entry, Word world);
+
 // The packs [first, end) that `rank` owns in the models of reduce-scatter and all-gather; the last shards may be empty.
 Range pack_shard(Word world, Word rank, Word packs);
 

@@ -24,7 +24,9 @@ std::vector<const Entry*> entries_of(const Campaign& campaign, std::uint64_t see
   if (campaign.fault == nullptr && seed % kOthers == 3) transport = Transport::kPull;
   std::vector<const Entry*> entries;
   for (const Entry& entry : algorithms()) {
-    if (entry.collective == Collective::kAllReduce && entry.transport == transport) entries.push_back(&entry);
+    const bool mixed_in = entry.collective == Collective::kAllReduce ||
+                          (campaign.fault == nullptr && entry.collective != Collective::kGreeting);
+    if (mixed_in && entry.transport == transport) entries.push_back(&entry);
   }
   return entries;
 }

@@ -66,12 +66,11 @@ void Checker::violate(Breach breach, Word rank, Word call, std::string told) {
 Word Checker::input_bits(Word rank, Word call, Word element) const {
   const Dtype dtype = kind_dtype(requests_[call * scenario_.world + rank].kind);
   const std::uint64_t hash = mixed(scenario_.values, (std::uint64_t{call} * kMaxWorld + rank) << 32 | element);
-  const Word negative_zero = dtype == Dtype::kFloat32 ? kEmpty : 0x8000u;
   if (scenario_.integers) {
     const int value = input_integer(hash);
-    return value == 0 && (hash >> 40 & 1) ? negative_zero : integer_bits(value, dtype);
+    return value == 0 && (hash >> 40 & 1) ? negative_zero(dtype) : integer_bits(value, dtype);
   }
-  if (hash % 4 == 0) return hash >> 40 & 1 ? negative_zero : 0;
+  if (hash % 4 == 0) return hash >> 40 & 1 ? negative_zero(dtype) : 0;
   return static_cast<Word>(hash >> 32) & (dtype == Dtype::kFloat32 ? ~0u : 0xFFFFu);
 }
 
@@ -83,21 +82,26 @@ bool Checker::owns(Word rank, const CallPlan& plan, Word element) const {
 
 bool Checker::expects(Word rank, Word call, Word element) const {
   const CallPlan& plan = scenario_.calls[call];
-  if (plan.algorithm->collective != Collective::kReduceScatter) return true;
+  if (!plan.algorithm->model || plan.algorithm->collective != Collective::kReduceScatter) return true;
   return owns(rank, plan, element);
 }
 
-Word Checker::expected_bits(Word, Word call, Word element) const {
+int Checker::input_value(Word rank, Word call, Word element) const {
+  return input_integer(mixed(scenario_.values, (std::uint64_t{call} * kMaxWorld + rank) << 32 | element));
+}
+
+int Checker::expected_value(Word rank, Word call, Word element) const {
   const CallPlan& plan = scenario_.calls[call];
+  if (chunks_out(*plan.algorithm, scenario_.world) > 1) {
+    return input_value(element / plan.elements, call, element % plan.elements);
+  }
+  if (chunks_in(*plan.algorithm, scenario_.world) > 1) element += rank * plan.elements;
   int sum = 0;
   for (Word source = 0; source < scenario_.world; ++source) {
-    const std::uint64_t hash = mixed(scenario_.values, (std::uint64_t{call} * kMaxWorld + source) << 32 | element);
-    if (plan.algorithm->collective == Collective::kAllGather) {
-      if (!owns(source, plan, element)) continue;
-    }
-    sum += input_integer(hash);
+    if (plan.algorithm->collective == Collective::kAllGather && !owns(source, plan, element)) continue;
+    sum += input_value(source, call, element);
   }
-  return integer_bits(sum, plan.dtype);
+  return sum;
 }
 
 void Checker::fill_input(Word rank, Word call, std::vector<Pack>& packs) const {
@@ -105,7 +109,8 @@ void Checker::fill_input(Word rank, Word call, std::vector<Pack>& packs) const {
   const Request& request = requests_[call * scenario_.world + rank];
   const Word size = element_bytes(kind_dtype(request.kind));
   char* bytes = reinterpret_cast<char*>(packs.data());
-  for (Word element = 0; element < request.bytes / size; ++element) {
+  const Word elements = request.bytes / size * chunks_in(*scenario_.calls[call].algorithm, scenario_.world);
+  for (Word element = 0; element < elements; ++element) {
     const Word bits = input_bits(rank, call, element);
     std::memcpy(bytes + element * size, &bits, size);
   }
@@ -145,21 +150,21 @@ void Checker::completed(Word rank, Word call, const std::vector<Pack>& out) {
   if (scenario_.calls[call].algorithm->collective != Collective::kGreeting) check_values(rank, call, out);
 }
 
-bool Checker::exact(Word rank, Word call, Word pack, const Pack& got) {
-  const Request& request = requests_[call * scenario_.world + rank];
+bool Checker::exact(Word rank, Word call, Word first, Word end, const std::vector<Pack>& out) const {
   const bool differs = scenario_.trouble == Trouble::kOtherDtype || scenario_.trouble == Trouble::kOtherSize;
-  if (differs && call == scenario_.troubled_call) return false;  // no rank's sum would mean anything
-  if (!scenario_.integers) {
-    const Pack& first = first_output_[call][pack];
-    const Word bytes = std::min<Word>(sizeof(Pack), request.bytes - pack * Word{sizeof(Pack)});
-    return std::memcmp(&first, &got, bytes) == 0;
-  }
-  const Dtype dtype = kind_dtype(request.kind);
-  const Word first = pack * pack_elements(dtype);
-  const Word end = std::min(first + pack_elements(dtype), request.bytes / element_bytes(dtype));
+  if (differs && call == scenario_.troubled_call) return false;         // no rank's sum would mean anything
+  if (!scenario_.integers && first_output_[call].empty()) return true;  // no rank has completed it to compare with
+  const Dtype dtype = kind_dtype(requests_[call * scenario_.world + rank].kind);
+  // All-gather hands on a negative zero, or makes it a positive one.
+  const Word zero = chunks_out(*scenario_.calls[call].algorithm, scenario_.world) > 1 ? negative_zero(dtype) : 0;
   for (Word element = first; element < end; ++element) {
-    const Word bits = element_at(&got, element - first, dtype);
-    if (expects(rank, call, element) && bits != expected_bits(rank, call, element)) return false;
+    const Word bits = element_at(out.data(), element, dtype);
+    if (!scenario_.integers) {
+      if (bits != element_at(first_output_[call].data(), element, dtype)) return false;
+    } else if (expects(rank, call, element)) {
+      const Word expected = integer_bits(expected_value(rank, call, element), dtype);
+      if (bits != expected && (expected != 0 || bits != zero)) return false;
+    }
   }
   return true;
 }
@@ -168,24 +173,26 @@ void Checker::check_values(Word rank, Word call, const std::vector<Pack>& out) {
   const Request& request = requests_[call * scenario_.world + rank];
   const Dtype dtype = kind_dtype(request.kind);
   const Word elements = request.bytes / element_bytes(dtype);
+  const Word chunks = chunks_out(*scenario_.calls[call].algorithm, scenario_.world);
   const bool fails = failed_in_[rank] == call;
   const bool failed = failed_in_[rank] < call;
   if (!scenario_.integers && first_output_[call].empty() && !fails && !failed) first_output_[call] = out;
-  for (Word pack = 0; pack < request.units(); ++pack) {
+  for (Word pack = 0; pack < chunks * request.units(); ++pack) {
     Word nans = 0;
-    const Word first = pack * pack_elements(dtype);
-    const Word end = std::min(first + pack_elements(dtype), elements);
+    const Word chunk = pack / request.units() * elements;
+    const Word first = chunk + pack % request.units() * pack_elements(dtype);
+    const Word end = std::min(first + pack_elements(dtype), chunk + elements);
     for (Word e = first; e < end; ++e) nans += element_at(out.data(), e, dtype) == nan_bits(dtype);
     const bool all_nan = nans == end - first;
     if (failed && !all_nan) {
       violate(Breach::kNotNan, rank, call, "pack " + std::to_string(pack) + " of its output is not NaN");
-    } else if (!failed && !(fails && all_nan) && !exact(rank, call, pack, out[pack])) {
+    } else if (!failed && !(fails && all_nan) && !exact(rank, call, first, end, out)) {
       violate(scenario_.integers ? Breach::kWrongSum : Breach::kRanksDiffer, rank, call,
               "pack " + std::to_string(pack) + " of its output is wrong");
     }
   }
   const char* bytes = reinterpret_cast<const char*>(out.data());
-  for (std::size_t byte = request.bytes; byte < out.size() * sizeof(Pack); ++byte) {
+  for (std::size_t byte = std::size_t{chunks} * request.bytes; byte < out.size() * sizeof(Pack); ++byte) {
     if (bytes[byte] != static_cast<char>(kJunk & 0xFFu)) {
       violate(Breach::kOutside, rank, call, "it wrote behind its output");
       return;

@@ -63,7 +63,7 @@ class Checker {
  private:
   static constexpr Word kNever = ~0u;
 
-  bool exact(Word rank, Word call, Word pack, const Pack& got);
+  bool exact(Word rank, Word call, Word first, Word end, const std::vector<Pack>& out) const;  // elements
   void check_values(Word rank, Word call, const std::vector<Pack>& out);
   void check_links(Word rank, Word call);
   void compare_link(Word rank, Word call, const std::string& what, Word counted, Word formula);
@@ -71,7 +71,8 @@ class Checker {
   void check_record(Word rank);
   void check_verdict(Word rank);
   Word input_bits(Word rank, Word call, Word element) const;
-  Word expected_bits(Word rank, Word call, Word element) const;
+  int input_value(Word rank, Word call, Word element) const;
+  int expected_value(Word rank, Word call, Word element) const;
   bool owns(Word rank, const CallPlan& plan, Word element) const;
   bool expects(Word rank, Word call, Word element) const;
 

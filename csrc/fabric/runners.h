@@ -42,6 +42,8 @@ void run_staged_one_shot(Lane& lane, const Channel& channel, const Request& requ
 void run_staged_two_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_pull_one_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_pull_two_shot(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
+void run_reduce_scatter(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
+void run_all_gather(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 void run_greeting(Lane& lane, const Channel& channel, const Request& request, Mapping mapping);
 
 }  // namespace pcie_allreduce::fabric

@@ -30,8 +30,11 @@ Word area_packs(const Scenario& scenario) { return largest_area(scenario) * scen
 Word caller_packs(const Scenario& scenario) {
   Word packs = 0;
   for (Word call = 0; call < scenario.calls.size(); ++call) {
-    for (Word rank = 0; rank < scenario.world; ++rank)
-      packs = std::max(packs, request_of(scenario, rank, call).units());
+    const Entry& entry = *scenario.calls[call].algorithm;
+    const Word chunks = std::max(chunks_in(entry, scenario.world), chunks_out(entry, scenario.world));
+    for (Word rank = 0; rank < scenario.world; ++rank) {
+      packs = std::max(packs, chunks * request_of(scenario, rank, call).units());
+    }
   }
   return packs + 1;  // one more, that nobody may touch
 }

@@ -35,6 +35,7 @@ inline Word element_at(const Pack* packs, Word element, Dtype dtype) {
   return half;
 }
 
+inline Word negative_zero(Dtype dtype) { return dtype == Dtype::kFloat32 ? 0x8000'0000u : 0x8000u; }
 inline Word nan_bits(Dtype dtype) { return dtype == Dtype::kFloat32 ? 0x7FFF'FFFFu : 0x7FFFu; }
 
 }  // namespace pcie_allreduce::fabric

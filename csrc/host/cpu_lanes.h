@@ -30,6 +30,7 @@ extern const CpuLanes lanes;
 #endif
 
 void run_staged(const Channel& channel, const Request& request, bool crowded, Watch& watch);
+void run_chunks(const Channel& channel, const Request& request, bool crowded, Watch& watch);
 void run_pull(const Channel& channel, const Request& request, bool crowded, Watch& watch);
 void run_fused(const Channel& channel, const Request& request, const Norm& norm, bool crowded, Watch& watch);
 

@@ -62,12 +62,15 @@ std::vector<Result> CpuChannel::measure(const Experiment& experiment, double tim
   return results;
 }
 
-bool CpuChannel::all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype) {
+bool CpuChannel::collective(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype) {
   require_room(algorithm, dtype, bytes);
   const Request request{in, out, bytes, signature_kind(algorithm, dtype), false};
-  const auto run = channel_.transport == Transport::kPull ? run_pull
-                   : channel_.staged()                    ? run_staged
-                                                          : cpu_lanes().all_reduce;
+  const bool chunks = algorithm == Algorithm::kReduceScatter || algorithm == Algorithm::kAllGather;
+  if (chunks && channel_.transport != Transport::kPush) throw std::invalid_argument("chunks are pushed");
+  const auto run = chunks                                   ? run_chunks
+                   : channel_.transport == Transport::kPull ? run_pull
+                   : channel_.staged()                      ? run_staged
+                                                            : cpu_lanes().all_reduce;
   run(channel_, request, crowded_, *this);
   return record_.valid != 0;
 }

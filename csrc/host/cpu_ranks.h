@@ -30,8 +30,9 @@ class CpuChannel : private Watch {
   std::vector<Word> exchange(double timeout);  // Greeting of kMaxWorld x kGreetingPacks
   // Before the first call. kPing goes with any channel, the others with one of kProbeAreaPacks that makes no calls.
   std::vector<Result> measure(const Experiment& experiment, double timeout);
-  bool all_reduce(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype);  // true: it failed
-  // The same, then residual and RMSNorm over rows of `hidden` elements; `out` takes the sum and the residual.
+  // `algorithm` says which; `bytes` as Request has them. True: it failed.
+  bool collective(const void* in, void* out, Word bytes, Algorithm algorithm, Dtype dtype);
+  // An all-reduce, then residual and RMSNorm over rows of `hidden` elements; `out` takes the sum and the residual.
   bool all_reduce_add_rms_norm(const void* in, void* out, Word bytes, Word hidden, const Norm& norm,
                                Algorithm algorithm, Dtype dtype);
   const FaultRecord* fault() const;

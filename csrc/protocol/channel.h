@@ -89,7 +89,7 @@ PAR_INLINE constexpr Dtype kind_dtype(Word kind) { return static_cast<Dtype>(kin
 struct Request {
   const void* in;
   void* out;
-  Word bytes;
+  Word bytes;          // of the payload, or of one rank's chunk of it (protocol/chunks.h)
   Word kind;           // of the signature
   bool captured;       // it runs as part of a graph replay: the warm-up is over
   Word row = kNoRows;  // elements of a row that is normalised; of a pull by GPUs, blocks and threads (blocks << 16)

@@ -8,7 +8,8 @@
 
 namespace pcie_allreduce {
 
-// Packs that a call uses of a mailbox phase, or of a copy where slabs are read. `sum_copies`: staged.
+// Packs that a call uses of a mailbox phase, or of a copy where slabs are read. `bytes`: as Request has them;
+// `sum_copies`: staged.
 inline Word packs_used(Algorithm algorithm, Dtype dtype, Word world, Word bytes, Transport transport = Transport::kPush,
                        Word sum_copies = 1) {
   const Word packs = Request{nullptr, nullptr, bytes, 0, false}.units();
@@ -16,19 +17,27 @@ inline Word packs_used(Algorithm algorithm, Dtype dtype, Word world, Word bytes,
     return StagedLayout(algorithm == Algorithm::kTwoShot ? world : 1, packs, sum_copies).used();
   }
   switch (algorithm) {
-    case Algorithm::kOneShot: return OneShotLayout(world, packs).used();
+    case Algorithm::kOneShot:
+    case Algorithm::kReduceScatter:
+    case Algorithm::kAllGather: return OneShotLayout(world, packs).used();
     case Algorithm::kTwoShot: return TwoShotLayout(world, packs).used();
     case Algorithm::kIsland: return IslandLayout(world, packs, dtype == Dtype::kFloat32 ? 1 : 2).used();
     default:
-      throw std::invalid_argument("algorithm code " + std::to_string(static_cast<Word>(algorithm)) + " is not 1 to 3");
+      throw std::invalid_argument("algorithm code " + std::to_string(static_cast<Word>(algorithm)) + " is not 1 to 5");
   }
 }
 
 inline Word owners_of(Algorithm algorithm, Word world) {
-  return algorithm == Algorithm::kTwoShot ? world : (algorithm == Algorithm::kIsland ? world / 2 : 1);
+  switch (algorithm) {
+    case Algorithm::kTwoShot:
+    case Algorithm::kReduceScatter:
+    case Algorithm::kAllGather: return world;
+    case Algorithm::kIsland: return world / 2;
+    default: return 1;
+  }
 }
 
-// Packs that the lanes share: of the payload, or of a shard.
+// Packs that the lanes share: of the payload, of a shard, or of a chunk.
 inline Word positions(Algorithm algorithm, Word world, Word bytes) {
   const Word packs = Request{nullptr, nullptr, bytes, 0, false}.units();
   switch (algorithm) {

@@ -13,7 +13,14 @@ constexpr bool kCountsWaits = false;
 constexpr bool kCountsWaits = true;
 #endif
 
-enum class Algorithm : Word { kNone = 0, kOneShot = 1, kTwoShot = 2, kIsland = 3 };
+enum class Algorithm : Word {
+  kNone = 0,
+  kOneShot = 1,
+  kTwoShot = 2,
+  kIsland = 3,
+  kReduceScatter = 4,  // these two: other collectives, each with the one algorithm that it has
+  kAllGather = 5,
+};
 enum class Stage : Word { kSignature = 0, kGather = 1, kScatter = 2, kCross = 3 };
 enum class Reason : Word {
   kNone = 0,         // in an abort word: a peer's word ended the wait; `missing` is whom it was for

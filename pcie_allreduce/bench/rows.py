@@ -28,7 +28,7 @@ class Row:
     replays. `us_median`, `us_min` and `us_max` are the median, the lowest and the highest of the `repeats` repeats.
     `rows` and `hidden`: the run was one with residual and RMSNorm over such rows, which are in this row's time where
     `fused` holds or the backend's name ends with "+norm"; what is judged is then the new residual, of a residual of
-    zeros.
+    zeros. A backend whose name ends with "-halves" makes each sum by a reduce-scatter and an all-gather.
     `exact`, `identical` and `correctly_rounded` are defined in `correctness`; they are null for `floor`, which sums
     nothing.
     """

@@ -78,6 +78,7 @@ def _measure(settings: Settings, document: Document) -> list[RanksFailed]:
         settings.gpus,
         norms=settings.hidden is not None,
         dtype=settings.dtype,
+        halves=settings.halves,
     )
     document.environment["not_run"] = not_run
     failures = []

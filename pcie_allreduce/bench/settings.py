@@ -66,6 +66,7 @@ class Request:
     fused: bool = False
     hidden: int | None = None
     rows: tuple[int, ...] = ()
+    halves: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Settings:
     algorithms: tuple[str, ...]
     recording: Recording | None = None
     hidden: int | None = None  # residual and RMSNorm over rows of so many values are measured too
+    halves: bool = False  # a reduce-scatter and an all-gather in place of the all-reduce are measured too
     notices: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -117,6 +119,7 @@ def settle(request: Request, machine: Machine) -> Settings:
         algorithms=tuple(dict.fromkeys(request.algorithms)),
         recording=request.recording,
         hidden=_hidden(request),
+        halves=request.halves,
         notices=notices,
     )
 
@@ -180,6 +183,8 @@ def _sizes(request: Request, ranks: int, dtype: str) -> tuple[int, ...]:
             raise CannotRun(
                 f"--sizes {size}: a size is a positive multiple of the {ITEM_BYTES[dtype]} bytes of {dtype}"
             )
+        if request.halves and size % (ranks * ITEM_BYTES[dtype]):
+            raise CannotRun(f"--sizes {size}: with --halves each of the {ranks} ranks has as much of it")
         if recording and size > recording.nbytes:
             raise CannotRun(f"--sizes {size}: {recording.path} holds {recording.nbytes} bytes per rank")
     if recording and recording.world % ranks:
@@ -196,6 +201,8 @@ def _hidden(request: Request) -> int | None:
         if request.hidden is not None or request.rows:
             raise CannotRun("--hidden and --rows belong to --fused")
         return None
+    if request.halves:
+        raise CannotRun("--fused and --halves do not go together")
     if request.sizes or request.recording:
         raise CannotRun("--fused has --rows of --hidden values; --sizes and --input do not go with it")
     hidden = DEFAULT_HIDDEN if request.hidden is None else request.hidden

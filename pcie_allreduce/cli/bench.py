@@ -47,6 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--fused", action="store_true", help="with residual and RMSNorm: fused, behind the all-reduce, and without")
     add("--hidden", type=parse_count, metavar="N", help="values in a row that --fused normalises; default 7168")
     add("--rows", type=parse_sizes, default=(), metavar="N,...", help="of --fused; default 1,2,3,4,8,16,32")
+    add("--halves", action="store_true", help="also a reduce-scatter and an all-gather, in two calls")
     add("--debug", action="store_true", help="show the traceback of a rank that failed")
 
 
@@ -66,9 +67,10 @@ def run(args: argparse.Namespace) -> int:
         fused=args.fused,
         hidden=args.hidden,
         rows=args.rows,
+        halves=args.halves,
     )
     if args.nccl_sweep:
-        others = ("backends", "mode", "input", "plot", "fused", "hidden", "rows")
+        others = ("backends", "mode", "input", "plot", "fused", "hidden", "rows", "halves")
         given = [f"--{name}" for name in others if getattr(args, name)]
         if given or args.algorithm != ("auto",):
             print(f"--nccl-sweep does not go with {', '.join(given) or '--algorithm'}", file=sys.stderr)

@@ -71,6 +71,12 @@ def test_with_norms_ours_is_fused_and_every_backend_has_one_behind_it() -> None:
     ]
 
 
+def test_with_halves_whoever_has_them_has_one_job_more() -> None:
+    passes, _ = plan(["pcie_allreduce", "nccl", "floor"], ["one_shot"], "cuda", ranks=2, gpus=2, halves=True)
+    labels = [job.label for job in passes[0].jobs]
+    assert labels == ["pcie_allreduce (one_shot)", "pcie_allreduce-halves (auto)", "nccl", "nccl-halves", "floor"]
+
+
 def test_peers_are_said_to_be_missing_or_without_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(package: str) -> str:
         if package == "vllm":

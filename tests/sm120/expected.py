@@ -77,6 +77,25 @@ def two_shot(world: int, _: int) -> Steps:
     )
 
 
+def reduce_scatter(world: int, _: int) -> Steps:
+    # To an owner; from everybody. Read to be sent, the first early and others one ahead, and once more to be summed.
+    return Steps(sends=1, looks=world, stages=1, alone=0, reads=1 + 1 + 1, writes=1 + 1, again=(1, 0, 0))
+
+
+def all_gather(world: int, _: int) -> Steps:
+    # To one reader, or to the own output; from an owner. NaN in one place for all.
+    return Steps(
+        sends=1,
+        looks=AT_ONCE,
+        stages=1,
+        alone=0,
+        reads=1 + 2,
+        writes=1 + AT_ONCE + 1,
+        again=(2, AT_ONCE - 1, 0),
+        once=AT_ONCE - 1,
+    )
+
+
 def fused_parts(plain: Steps) -> Steps:
     # A residual and a weight; a normed pack, and NaN twice in two places.
     return replace(plain, reads=plain.reads + 2, writes=plain.writes + 1 + 2, codes=1 + 2)
@@ -144,6 +163,8 @@ ALGORITHMS: dict[str, tuple[Callable[[int, int], Steps], tuple[int, ...]]] = {
     "fused_two_shot": (fused_two_shot, (2, 3, 4, 5, 6, 7, 8)),
     "island": (island, (4, 6, 8)),
     "fused_island": (fused_island, (4, 6, 8)),
+    "reduce_scatter": (reduce_scatter, (2, 3, 4, 5, 6, 7, 8)),
+    "all_gather": (all_gather, (2, 3, 4, 5, 6, 7, 8)),
     "staged_one_shot": (staged_one_shot, (2, 3, 4, 5, 6, 7, 8)),
     "staged_two_shot": (staged_two_shot, (2, 3, 4, 5, 6, 7, 8)),
     "pull_one_shot": (pull_one_shot, (2, 3, 4, 5, 6, 7, 8)),
@@ -154,6 +175,8 @@ ALGORITHMS: dict[str, tuple[Callable[[int, int], Steps], tuple[int, ...]]] = {
 def variants(algorithm: str) -> Iterator[Variant]:
     for world in ALGORITHMS[algorithm][1]:
         for dtype in ELEMENT_BYTES:
+            if algorithm == "all_gather" and dtype != "bfloat16":
+                continue  # one kernel serves all
             if algorithm in ("fused_two_shot", "fused_island"):
                 yield Variant(algorithm, dtype, world, SHARES[0], clustered=True)
                 continue

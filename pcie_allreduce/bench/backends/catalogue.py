@@ -19,17 +19,20 @@ class Entry:
     name: str
     devices: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    halves: bool = False  # it has a reduce-scatter and an all-gather, too
     own_gpu: str = ""  # who refuses two ranks on one GPU
     algorithms: tuple[str, ...] = ("",)  # each is a job of its own; ours takes those that are asked for
     no_sum_of: tuple[str, ...] = ()  # dtypes
 
 
 ENTRIES = (
-    Entry("pcie_allreduce", ("cpu", "cuda")),
-    Entry("nccl", ("cuda",), own_gpu="NCCL"),
-    Entry("nccl-tuned", ("cuda",), {"NCCL_P2P_LEVEL": "SYS", "NCCL_PROTO": "LL,LL128,Simple"}, own_gpu="NCCL"),
-    Entry("nccl-p2p-off", ("cuda",), {"NCCL_P2P_DISABLE": "1"}, own_gpu="NCCL"),
-    Entry("gloo", ("cpu",)),
+    Entry("pcie_allreduce", ("cpu", "cuda"), halves=True),
+    Entry("nccl", ("cuda",), halves=True, own_gpu="NCCL"),
+    Entry(
+        "nccl-tuned", ("cuda",), {"NCCL_P2P_LEVEL": "SYS", "NCCL_PROTO": "LL,LL128,Simple"}, halves=True, own_gpu="NCCL"
+    ),
+    Entry("nccl-p2p-off", ("cuda",), {"NCCL_P2P_DISABLE": "1"}, halves=True, own_gpu="NCCL"),
+    Entry("gloo", ("cpu",), halves=True),
     Entry("floor", ("cuda",)),
     Entry(
         "torch-symm-mem",
@@ -53,15 +56,16 @@ PEERS = {
 @dataclass(frozen=True)
 class Job:
     """One backend as one rank process runs it; `algorithm` is "" for those that have no choice. `norm`: residual
-    and RMSNorm are "fused" with it, come "behind" it, or "" are left out."""
+    and RMSNorm are "fused" with it, come "behind" it, or "" are left out. `halves`: in two calls."""
 
     backend: str
     algorithm: str = ""
     norm: str = ""
+    halves: bool = False
 
     @property
     def label(self) -> str:
-        name = f"{self.backend}+norm" if self.norm == "behind" else self.backend
+        name = self.backend + "+norm" * (self.norm == "behind") + "-halves" * self.halves
         return f"{name} ({self.algorithm})" if self.algorithm else name
 
 
@@ -89,6 +93,7 @@ def plan(
     gpus: int,
     norms: bool = False,
     dtype: str = "bf16",
+    halves: bool = False,
 ) -> tuple[list[Pass], dict[str, str]]:
     """The passes of a run in order, and for every backend that is in none of them the reason."""
     wanted, not_run = set(backends), not_installed(device)
@@ -102,6 +107,8 @@ def plan(
         jobs = tuple(
             Job(entry.name, choice, norm) for choice in choices for norm in (_norms(entry) if norms else ("",))
         )
+        if halves and entry.halves:
+            jobs += (Job(entry.name, "auto" if entry.name == "pcie_allreduce" else "", halves=True),)
         key = tuple(sorted(entry.environment.items()))
         passes[key] = (*passes.get(key, ()), *jobs)
     return [Pass(dict(key), jobs) for key, jobs in passes.items()], not_run

@@ -6,6 +6,7 @@ from pcie_allreduce.bench.backends import torch_distributed
 from pcie_allreduce.bench.backends.base import Backend, Seat
 from pcie_allreduce.bench.backends.catalogue import Job
 from pcie_allreduce.bench.backends.floor import Floor
+from pcie_allreduce.bench.backends.in_halves import in_halves
 from pcie_allreduce.bench.backends.ours import Ours
 from pcie_allreduce.bench.backends.torch_symmetric import TorchSymmetric
 from pcie_allreduce.bench.backends.with_norm import Behind, Fused
@@ -15,6 +16,8 @@ def make(job: Job, seat: Seat, max_bytes: int, hidden: int | None = None) -> Bac
     """Collective over `seat.gloo`: all ranks make the same backends in the same order. `hidden`: of rows to norm.
     `Unavailable` where a backend cannot run here."""
     backend = _make(job, seat, max_bytes)
+    if job.halves:
+        return in_halves(backend, seat)
     if hidden is None or not job.norm:
         return backend
     return Fused(backend, hidden) if isinstance(backend, Ours) and job.norm == "fused" else Behind(backend, hidden)
