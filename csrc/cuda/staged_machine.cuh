@@ -18,7 +18,7 @@ class StagedMachine : public Machine<Element, kShare> {
 
   __device__ __forceinline__ static constexpr bool staged() { return true; }
   __device__ __forceinline__ Call begin_call() {
-    if constexpr (kLooksAhead) {
+    if (looks_ahead()) {
       if (threadIdx.x < 2) *noted(threadIdx.x == 0 ? Stage::kScatter : Stage::kGather) = 0;
       __syncthreads();
     }
@@ -64,7 +64,7 @@ class StagedMachine : public Machine<Element, kShare> {
   // it.
   template <class Sent, class Places>
   __device__ __forceinline__ void look_ahead(Stage stage, const Sent& sent, const Places& slots) const {
-    if constexpr (!kLooksAhead) return;
+    if (!looks_ahead()) return;
     if (blockIdx.x == 0 || threadIdx.x < data_threads()) return;
     const Word lane = threadIdx.x - data_threads();
     const Word first = (blockIdx.x - 1) * data_threads();
@@ -89,7 +89,7 @@ class StagedMachine : public Machine<Element, kShare> {
   }
   // Those of the missing sources of which something has come; all of them when nothing has for long.
   __device__ __forceinline__ Word worth_a_look(Stage stage, Word missing) const {
-    if constexpr (!kLooksAhead) return missing;
+    if (!looks_ahead()) return missing;
     const Word* come = noted(stage);
     PAR_ROLLED
     for (Word spins = 0; spins < kSpins; ++spins) {
@@ -100,8 +100,10 @@ class StagedMachine : public Machine<Element, kShare> {
   }
 
  private:
-  // One source: its packs are as soon here by a look of all lanes as by one of one lane.
-  static constexpr bool kLooksAhead = kWorld > 2;
+  // Few packs of one source are as soon here by a look of all lanes as by one of one lane. Many are not: all lanes
+  // together fill the link with looks for as long as that source is late, and what this rank sends waits behind them.
+  static constexpr Word kAloneBytes = 64 * 1024;
+  __device__ __forceinline__ bool looks_ahead() const { return kWorld > 2 || request_.bytes > kAloneBytes; }
   static constexpr Word kLooks = 1024;  // a millisecond at least
   static constexpr Word kSpins = 4096;  // 0.1 ms
 

@@ -1,5 +1,5 @@
-// Small models of what the package does not have, right and wrong: reduce-scatter and all-gather alone. They stand on
-// the same machine and the same waits, send no signatures, and are not algorithms of the package.
+// Small models, right and wrong, of reduce-scatter and all-gather whose shards may be empty, which the package's are
+// not. They stand on the same machine and the same waits, and send no signatures.
 #pragma once
 
 #include "fabric/algorithms.h"

@@ -127,8 +127,7 @@ def fused_island(world: int, element_bytes: int) -> Steps:
 
 def staged_one_shot(world: int, _: int) -> Steps:
     # It looks ahead before the signatures and behind them.
-    ahead = 2 if world > 2 else 0
-    return Steps(sends=1, looks=world, stages=1, alone=0, reads=2 + 1, writes=1 + 1, staged=True, ahead=ahead)
+    return Steps(sends=1, looks=world, stages=1, alone=0, reads=2 + 1, writes=1 + 1, staged=True, ahead=2)
 
 
 def staged_two_shot(world: int, _: int) -> Steps:
@@ -141,7 +140,7 @@ def staged_two_shot(world: int, _: int) -> Steps:
         reads=2 * shards + 1,
         writes=1 + world + 1,
         staged=True,
-        ahead=3 if world > 2 else 0,
+        ahead=3,
     )
 
 
