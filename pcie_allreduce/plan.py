@@ -298,6 +298,15 @@ def owner_shape(places: int, owners: int, max_blocks: int, wanted: int | None = 
     return max(1, min(most, -(-places // (warps * WARP)))), warps * owners * WARP
 
 
+def waiting_blocks(multiprocessors: int, ranks_on_gpu: int) -> int:
+    """Blocks that a call may have on a GPU so that, while those of all ranks on it but one wait for that one, there are
+    multiprocessors left on which none waits: a matmul's block may need a whole one, or its cluster several, and whoever
+    is waited for may have a matmul to run first. Of a GPU with one rank the same, for what runs on its other streams.
+    """
+    left_alone = multiprocessors // (32 if ranks_on_gpu == 1 else 8)
+    return (multiprocessors - left_alone) // max(1, ranks_on_gpu - 1)
+
+
 def chunks_plan(collective: str, world: int, nbytes: int, max_blocks: int) -> Plan:
     """The plan of a reduce-scatter or an all-gather of chunks of nbytes. Each has one algorithm, which pushes."""
     return Plan(collective, *owner_shape(packs_of(nbytes), world, max_blocks))

@@ -12,7 +12,7 @@ from . import _C
 from .errors import SetupError
 from .faults import ALGORITHMS
 from .fused_plan import Shape
-from .plan import MAX_THREADS, TRANSPORTS, WARP, candidates, owners_of
+from .plan import MAX_THREADS, TRANSPORTS, WARP, candidates, owners_of, waiting_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -162,13 +162,16 @@ class GpuTransport(Transport):
         self._wide_threads = _C.max_wide_threads(world_size)
 
     def share_gpu(self, ranks_on_this_gpu: int) -> None:
-        """Limits the launches so that every block which may wait at the same time on this GPU is resident at once.
+        """Limits the launches so that every block which may wait at the same time on this GPU is resident at once, and
+        room is left for whatever a rank must run before it can be there.
 
         Twice: a dependent grid already holds its slots while its predecessor ends.
         """
         resident = self._channel.resident_blocks(256)
         rearming = 1 if self.name == "host" else 0  # a block beside those that move data
-        self.max_blocks = min(_C.MAX_BLOCKS, resident // (2 * ranks_on_this_gpu)) - rearming
+        multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count
+        waiting = waiting_blocks(multiprocessors, ranks_on_this_gpu)
+        self.max_blocks = min(_C.MAX_BLOCKS, resident // (2 * ranks_on_this_gpu), waiting) - rearming
         if self.max_blocks < 1:
             raise SetupError(
                 f"{self._device} holds {resident} blocks of 256 threads at once, too few for {ranks_on_this_gpu} ranks "
@@ -185,7 +188,9 @@ class GpuTransport(Transport):
                 Shape(
                     cluster,
                     threads,
-                    self._resident_teams(algorithm, threads, cluster) // (2 * ranks_on_this_gpu),
+                    min(
+                        self._resident_teams(algorithm, threads, cluster) // (2 * ranks_on_this_gpu), waiting // cluster
+                    ),
                     algorithm,
                 )
                 for algorithm, cluster, threads in launches

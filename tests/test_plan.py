@@ -15,6 +15,7 @@ from pcie_allreduce.plan import (
     ALGORITHMS,
     MAX_THREADS,
     TRANSPORTS,
+    USEFUL_BLOCKS,
     LinkFigures,
     Plan,
     Step,
@@ -31,6 +32,7 @@ from pcie_allreduce.plan import (
     shape,
     stages,
     step_for,
+    waiting_blocks,
 )
 from pcie_allreduce.presets import PRESETS
 from pcie_allreduce.traffic import Islands, across, packs_sent
@@ -310,6 +312,21 @@ def test_owners_have_whole_warps_of_their_own(owners: int, max_blocks: int, want
         assert (blocks - 1) * threads < places * owners, "a block has nothing to do"
         if wanted is None and max_blocks * (MAX_THREADS // (32 * owners)) * 32 >= places:
             assert blocks * threads >= places * owners, "a lane has several places, and need not"
+
+
+@pytest.mark.parametrize("multiprocessors", [20, 46, 84, 108, 128, 132, 148, 170, 188])
+@pytest.mark.parametrize("ranks", range(1, 9))
+def test_whoever_is_waited_for_finds_multiprocessors_on_which_nobody_waits(multiprocessors: int, ranks: int) -> None:
+    """Eight ranks on one H200 with 21 blocks each once waited for the eighth's matmul, which found none."""
+    blocks = waiting_blocks(multiprocessors, ranks)
+    free = multiprocessors - blocks * max(1, ranks - 1)
+    assert blocks >= 1
+    assert free >= (multiprocessors // 8 if ranks > 1 else 0)
+    assert ranks > 1 or (multiprocessors >= 32) == (free > 0)
+
+
+def test_an_h200_of_its_own_has_the_blocks_that_were_measured_to_be_best() -> None:
+    assert waiting_blocks(132, 1) == USEFUL_BLOCKS
 
 
 def test_owners_have_one_warp_a_block_while_blocks_last() -> None:
