@@ -86,7 +86,7 @@ const void* staged_kernel(Algorithm algorithm, Dtype dtype, Word world, Share sh
 const void* pull_kernel(Algorithm algorithm, Dtype dtype, Word world, Share share);    // one-shot and two-shot
 const void* kernel_of(Algorithm algorithm, Dtype dtype, Word world, Share share, Transport transport);
 
-// ... FusedParams. Where there are owners, always in clusters, a lane with one pack.
+// A fused kernel takes FusedParams. Where there are owners, it runs in clusters, and a lane has one pack.
 const void* fused_one_shot_kernel(Dtype dtype, Word world, Share share, bool clustered);
 const void* fused_two_shot_kernel(Dtype dtype, Word world);
 const void* fused_island_kernel(Dtype dtype, Word world);  // worlds 4, 6 and 8

@@ -1,5 +1,5 @@
 // FP8 in place of a norm's own dtype. A group's elements are packs of 16 or 32 lanes next to each other in one warp,
-// whatever the launch shape: lanes have packs in their order, and rows, and in two-shot the parts of owners too, are
+// whatever the launch shape: lanes have packs in their order, and rows, and where there are owners their parts too, are
 // whole groups.
 #pragma once
 
