@@ -23,7 +23,7 @@ def scattered(x: torch.Tensor, out: torch.Tensor | None, world_size: int, rank: 
     shape = (x.shape[0] // world_size, *x.shape[1:])
     if out is None:
         return x.new_empty(shape)
-    _check(out, shape, x, "out")
+    check_room(out, shape, x)
     _check_apart(chunk=out, whole=x, offset=rank * out.nbytes, names="out and x")
     return out
 
@@ -36,7 +36,7 @@ def gathered(x: torch.Tensor, out: torch.Tensor | None, world_size: int, rank: i
     shape = (world_size * x.shape[0], *x.shape[1:])
     if out is None:
         return x.new_empty(shape)
-    _check(out, shape, x, "out")
+    check_room(out, shape, x)
     _check_apart(chunk=x, whole=out, offset=rank * x.nbytes, names="x and out")
     return out
 
@@ -49,18 +49,19 @@ def spread_out(x: torch.Tensor, world_size: int, rank: int) -> torch.Tensor:
     return whole.view(-1, *x.shape[1:])
 
 
+def check_room(out: torch.Tensor, shape: tuple[int, ...], x: torch.Tensor) -> None:
+    """Whether out can take a result of this shape, which is otherwise like x."""
+    _require_tensor(out, "out")
+    if tuple(out.shape) != shape or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
+        raise ValueError(
+            f"out is {out.dtype} {tuple(out.shape)} on {out.device}, contiguous: {out.is_contiguous()}; "
+            f"it must be contiguous {x.dtype} {shape} on {x.device}"
+        )
+
+
 def _require_tensor(x: torch.Tensor, name: str) -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
-
-
-def _check(out: torch.Tensor, shape: tuple[int, ...], x: torch.Tensor, name: str) -> None:
-    _require_tensor(out, name)
-    if tuple(out.shape) != shape or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
-        raise ValueError(
-            f"{name} is {out.dtype} {tuple(out.shape)} on {out.device}, contiguous: {out.is_contiguous()}; "
-            f"it must be contiguous {x.dtype} {shape} on {x.device}"
-        )
 
 
 def _check_apart(chunk: torch.Tensor, whole: torch.Tensor, offset: int, names: str) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from . import chunks, fp8, lifetime, ops
 from .construction import CLOSE_PATIENCE, Wishes, agree, describe, device_of
-from .errors import ClosedError
+from .errors import ClosedError, PcieAllReduceError
 from .faults import fault_error
 from .fused import FusedCall, add_rms_norm, checked
 from .fused_plan import FusedPlan, choose_fused
@@ -239,7 +239,11 @@ class Communicator:
         if refusal is not None:
             chunks.reduce_scatter(out, x.detach().contiguous(), group=self._fallback_for(refusal))
         elif x.numel() > 0 and self._survey.figures.transport != "push":
-            out.copy_(self.all_reduce(x).view(self.world_size, *out.shape)[self.rank])
+            try:
+                out.copy_(self.all_reduce(x).view(self.world_size, *out.shape)[self.rank])
+            except PcieAllReduceError:
+                out.fill_(float("nan"))
+                raise
         elif x.numel() > 0:
             self._perform_on_chunks("reduce_scatter", x, out)
         return out
@@ -541,13 +545,7 @@ def _into(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
 
 
 def _check_out(x: torch.Tensor, out: torch.Tensor) -> None:
-    if not isinstance(out, torch.Tensor):
-        raise TypeError(f"out must be a torch.Tensor, not {type(out).__name__}")
-    if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
-        raise ValueError(
-            f"out is {out.dtype} {tuple(out.shape)} on {out.device}, contiguous: {out.is_contiguous()}; "
-            f"it must be contiguous {x.dtype} {tuple(x.shape)} on {x.device}"
-        )
+    chunks.check_room(out, tuple(x.shape), x)
     apart = abs(out.data_ptr() - x.data_ptr())
     if 0 < apart < x.nbytes:
         raise ValueError(f"out and x overlap: {apart} bytes lie between their starts, and each has {x.nbytes}")

@@ -57,6 +57,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "out on another device": lambda comm: comm.all_reduce(SMALL, out=torch.ones(4, 4, device="meta")),
     "out with gaps": lambda comm: comm.all_reduce(torch.ones(4, 2), out=torch.ones(4, 4)[:, :2]),
     "out that overlaps x": lambda comm: _overlapping(comm, torch.ones(20)),
+    "reduce_scatter of 6 rows": lambda comm: comm.reduce_scatter(torch.ones(6, 4)),
+    "reduce_scatter, out as x": lambda comm: comm.reduce_scatter(SMALL, out=torch.ones(4, 4)),
+    "all_gather of a scalar": lambda comm: comm.all_gather(torch.tensor(1.0)),
+    "all_gather beyond max_bytes": lambda comm: comm.all_gather(torch.ones(300)),
 }
 CLOSED: dict[str, Callable[[Any], Any]] = {
     "all_reduce after close()": lambda comm: comm.all_reduce(SMALL),

@@ -172,8 +172,8 @@ def test_every_shape_and_nothing_are_served(device: str) -> None:
 # Who fails
 
 
-def calls_until_it_fails(me: Rank, victim: int, collective: str) -> Failure:
-    comm = me.communicator(max_bytes=1 << 16, timeout=TIMEOUT, warmup_timeout=TIMEOUT)
+def calls_until_it_fails(me: Rank, victim: int, collective: str, transport: str) -> Failure:
+    comm = me.communicator(max_bytes=1 << 16, timeout=TIMEOUT, warmup_timeout=TIMEOUT, transport=transport)
     x = torch.full((me.world * 900,), float(me.rank), dtype=torch.bfloat16, device=me.device)
     x = x if collective == "reduce_scatter" else x[:900]
     for call in range(1_000_000):
@@ -193,9 +193,9 @@ def calls_until_it_fails(me: Rank, victim: int, collective: str) -> Failure:
 
 
 @pytest.mark.parametrize("collective", ["reduce_scatter", "all_gather"])
-@pytest.mark.parametrize(("world", "victim"), [(2, 0), (4, 3)])
-def test_a_killed_rank_is_named_by_every_other(world: int, victim: int, collective: str) -> None:
-    with start_ranks(world, calls_until_it_fails, victim, collective) as ranks:
+@pytest.mark.parametrize(("world", "victim", "transport"), [(2, 0, "auto"), (4, 3, "auto"), (3, 1, "host")])
+def test_a_killed_rank_is_named_by_every_other(world: int, victim: int, transport: str, collective: str) -> None:
+    with start_ranks(world, calls_until_it_fails, victim, collective, transport) as ranks:
         ranks.await_told("looping")
         since = time.monotonic()
         ranks.kill(victim)
@@ -206,7 +206,7 @@ def test_a_killed_rank_is_named_by_every_other(world: int, victim: int, collecti
         assert outcome.kind == "returned", outcome.text
         failure = outcome.value
         assert (failure.kind, failure.missing) == ("AllReduceTimeout", (victim,)), failure
-        assert collective in failure.message, failure
+        assert (collective if transport == "auto" else "shot") in failure.message, failure
         assert failure.poisoned, failure
         assert failure.raised - since <= TIMEOUT + MARGIN, failure
 

@@ -16,7 +16,7 @@ from ranks import Rank, left_in_shared_memory, run_ranks, shared_memory
 import pcie_allreduce
 from pcie_allreduce.bench.backends.base import Seat
 from pcie_allreduce.bench.worker import own_stream
-from pcie_allreduce.soak.plan import FAILURES, KILLED, Round, draw, islands_of
+from pcie_allreduce.soak.plan import FAILURES, IN_CHUNKS, KILLED, Round, draw, islands_of
 from pcie_allreduce.soak.player import Counts, Player
 
 
@@ -27,6 +27,8 @@ def test_rounds_are_drawn_alike_and_hold_everything() -> None:
     assert {r.algorithm for r in rounds} == {"auto", "one_shot", "two_shot", "island"}
     assert {r.transport for r in rounds} == {"auto", "host", "pull"}
     assert {r.culprit for r in rounds} == {0, 1, 2, 3}
+    assert {call.collective for r in rounds for call in r.calls} == {"all_reduce", *IN_CHUNKS}
+    assert all(call.elements % 4 == 0 for r in rounds for call in r.calls if call.collective in IN_CHUNKS)
     assert all(0 < call.nbytes <= r.max_bytes for r in rounds for call in r.calls)
     assert KILLED not in {draw(1, 0, number, 4, kills=False).trouble for number in range(200)}
     assert (islands_of(8), islands_of(3)) == ("0-3|4-7", None)
@@ -37,6 +39,10 @@ def of_trouble(trouble: str, world: int) -> Round:
     chosen = next(r for r in (draw(1, 0, n, world, kills=False) for n in range(1000)) if r.trouble == trouble)
     at = min(chosen.at, 5)
     return replace(chosen, calls=chosen.calls[: at + 5], at=at, algorithm="auto", pause=0.05)
+
+
+def sums_alone(round_: Round) -> Round:
+    return replace(round_, calls=tuple(replace(call, collective="all_reduce") for call in round_.calls))
 
 
 def played(me: Rank, trouble: str, patch: str) -> tuple[Counts, list[str]]:
@@ -57,6 +63,8 @@ def played(me: Rank, trouble: str, patch: str) -> tuple[Counts, list[str]]:
             pcie_allreduce.Communicator.all_reduce = {"corrupted": corrupted, "silent": silent}[patch]  # type: ignore[method-assign]
         player = Player(Seat(me.rank, me.world, torch.device(me.device), me.group), 2.0, told.append)
         round_ = of_trouble(trouble, me.world)
+        if patch:
+            round_ = sums_alone(round_)
         with own_stream(torch.device(me.device)):
             assert player.play(replace(round_, calls=round_.calls[round_.at :], at=0) if patch == "silent" else round_)
         return player.counts, told
@@ -76,7 +84,7 @@ def test_a_wrong_sum_is_found() -> None:
     first, second = run_ranks(2, played, "none", "corrupted")
     assert first == (first[0], [])
     assert second[0].wrong == 1
-    assert "a wrong sum of" in second[1][0]
+    assert "a wrong result of" in second[1][0]
 
 
 def test_a_failure_that_is_not_told_is_found() -> None:

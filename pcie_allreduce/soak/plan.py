@@ -11,6 +11,7 @@ LATE = 0.6  # seconds at most, of a rank that is late and has to be awaited
 TOO_LATE = 1.5  # seconds beyond the deadline
 LARGEST_BYTES = (4096, 65536, 1 << 20)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+IN_CHUNKS = ("reduce_scatter", "all_gather")
 
 # After these the channel goes on; after the others every rank has an error that names the culprit. After a kill, those
 # that are left end too, and all start anew.
@@ -32,8 +33,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Call:
+    """`elements`: of the payload; where it has a chunk for each rank, of all of them."""
+
     elements: int
     dtype: torch.dtype
+    collective: str = "all_reduce"
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +73,7 @@ def draw(seed: int, generation: int, number: int, world: int, kills: bool) -> Ro
     max_bytes = dice.choice(LARGEST_BYTES)
     algorithms = ["auto", "one_shot", "two_shot"] + ["island"] * (islands_of(world) is not None)
     algorithm = dice.choice(algorithms)
-    calls = tuple(_call(dice, max_bytes) for _ in range(dice.randint(20, 200)))
+    calls = tuple(_call(dice, max_bytes, world) for _ in range(dice.randint(20, 200)))
     troubles = [*["none"] * 3, *["late"] * 6, *FAILURES] + [KILLED] * (2 if kills else 0)
     return Round(
         seed=name,
@@ -77,7 +81,7 @@ def draw(seed: int, generation: int, number: int, world: int, kills: bool) -> Ro
         algorithm=algorithm,
         transport="auto" if algorithm == "island" else dice.choice(("auto", "host", "pull")),
         calls=calls,
-        graph=tuple(_call(dice, max_bytes) for _ in range(dice.randint(1, 40))),
+        graph=tuple(_call(dice, max_bytes, world) for _ in range(dice.randint(1, 40))),
         replays=dice.randint(1, 20),
         trouble=dice.choice(troubles),
         culprit=dice.randrange(world),
@@ -86,10 +90,12 @@ def draw(seed: int, generation: int, number: int, world: int, kills: bool) -> Ro
     )
 
 
-def _call(dice: random.Random, max_bytes: int) -> Call:
+def _call(dice: random.Random, max_bytes: int, world: int) -> Call:
     dtype = dice.choice(DTYPES)
     most = max_bytes // dtype.itemsize
     elements = max(1, int(most ** dice.random()))
     if dice.random() < 0.5:  # whole packs, as models have them
         elements = min(most, -(-elements // 8) * 8)
+    if elements >= world and dice.random() < 0.3:
+        return Call(elements // world * world, dtype, dice.choice(IN_CHUNKS))
     return Call(elements, dtype)

@@ -7,13 +7,13 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 import pcie_allreduce
 from pcie_allreduce.bench.backends.base import Seat
-from pcie_allreduce.soak.plan import HARMLESS, KILLED, LARGEST_BYTES, TOO_LATE, Call, Round
+from pcie_allreduce.soak.plan import HARMLESS, IN_CHUNKS, KILLED, LARGEST_BYTES, TOO_LATE, Call, Round
 
 MARGIN = 1.0  # seconds beyond the deadline in which a failure must be told
 POOL = 1 << 20  # whole numbers of which every input is a piece
@@ -67,15 +67,28 @@ class Player:
         return self._seat.rank == round_.culprit
 
     def _operands(self, round_: Round, index: int, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's input and the sum of all ranks' inputs."""
+        """This rank's input and what it must get: sums of all ranks' inputs, or these."""
         dice = random.Random(f"{round_.seed}/{index}")
         starts = [dice.randrange(POOL) for _ in range(self._seat.world)]
-        pieces = [self._pool[start : start + call.elements] for start in starts]
-        return pieces[self._seat.rank].to(call.dtype), torch.stack(pieces).sum(0).to(call.dtype)
+        given = call.elements // self._seat.world if call.collective == "all_gather" else call.elements
+        pieces = [self._pool[start : start + given] for start in starts]
+        whole = torch.cat(pieces) if call.collective == "all_gather" else torch.stack(pieces).sum(0)
+        expected = self._own(whole) if call.collective == "reduce_scatter" else whole
+        return pieces[self._seat.rank].to(call.dtype), expected.to(call.dtype)
+
+    def _own(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole.view(self._seat.world, -1)[self._seat.rank]
 
     def _call(self, comm: pcie_allreduce.Communicator, round_: Round, index: int, call: Call) -> None:
         x, expected = self._operands(round_, index, call)
-        self._judge(comm.all_reduce(x, out=x if index % 3 == 0 else None), expected, round_)
+        out = None
+        if index % 3 == 0:  # in place
+            if call.collective == "all_gather":
+                out = torch.zeros_like(expected)
+                x = self._own(out).copy_(x)
+            else:
+                out = self._own(x) if call.collective == "reduce_scatter" else x
+        self._judge(getattr(comm, call.collective)(x, out=out), expected, round_)
         self.counts.calls += 1
         self.counts.bytes += call.nbytes
 
@@ -83,17 +96,18 @@ class Player:
         bits = torch.int32 if got.dtype == torch.float32 else torch.int16  # the sign of a zero counts
         if not torch.equal(got.view(bits), expected.view(bits)):
             self.counts.wrong += 1
-            self._complain(f"round {round_.seed}: a wrong sum of {got.numel()} x {got.dtype}")
+            self._complain(f"round {round_.seed}: a wrong result of {got.numel()} x {got.dtype}")
 
     def _replay(self, comm: pcie_allreduce.Communicator, round_: Round) -> None:
-        inputs = [torch.zeros(call.elements, dtype=call.dtype, device=self._seat.device) for call in round_.graph]
-        outputs = [torch.zeros_like(x) for x in inputs]
+        operands = [self._operands(round_, 0, call) for call in round_.graph]
+        inputs = [torch.zeros_like(x) for x, _ in operands]
+        outputs = [torch.zeros_like(expected) for _, expected in operands]
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         stream = torch.cuda.current_stream()
         with comm.capture(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            for x, out in zip(inputs, outputs, strict=True):
-                comm.all_reduce(x, out=out)
+            for call, x, out in zip(round_.graph, inputs, outputs, strict=True):
+                getattr(comm, call.collective)(x, out=out)
         for replay in range(round_.replays):
             indices = range(1000 * (replay + 1), 1000 * (replay + 1) + len(inputs))
             operands = [self._operands(round_, i, call) for i, call in zip(indices, round_.graph, strict=True)]
@@ -123,7 +137,9 @@ class Player:
             if round_.trouble == "too_late":
                 time.sleep(self._deadline + TOO_LATE)
             if round_.trouble == "other_size":
-                call = Call(call.elements + 1 if call.nbytes + 4 <= round_.max_bytes else call.elements - 1, call.dtype)
+                step = self._seat.world if call.collective in IN_CHUNKS else 1
+                fits = call.nbytes + step * call.dtype.itemsize <= round_.max_bytes
+                call = replace(call, elements=call.elements + step if fits else call.elements - step)
         begun = time.monotonic()
         error = self._error_of(comm, round_, call) or self._error_of(comm, round_, call)  # data of one call may be here
         took = time.monotonic() - begun
@@ -134,9 +150,9 @@ class Player:
 
     def _error_of(self, comm: pcie_allreduce.Communicator, round_: Round, call: Call) -> Exception | None:
         x, expected = self._operands(round_, round_.at, call)
-        out = torch.zeros_like(x)
+        out = torch.zeros_like(expected)
         try:
-            comm.all_reduce(x, out=out)
+            getattr(comm, call.collective)(x, out=out)
             if x.is_cuda:
                 torch.cuda.synchronize()
             comm.check()
