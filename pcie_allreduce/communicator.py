@@ -217,9 +217,13 @@ class Communicator:
         return out
 
     def reduce_scatter(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        """This rank's chunk of the sum of x over all ranks: as that part of `all_reduce(x)`, bit for bit.
+        """This rank's chunk of the sum of x over all ranks.
 
-        It moves half of what an all-reduce moves where ranks write into each other's memory; elsewhere it is one.
+        Sums are made in float32 in rank order and rounded once, as those of all_reduce are; but by island that adds the
+        partial sums of two islands, and may differ in the last bit.
+
+        It moves half of what an all-reduce moves where ranks write into each other's memory; elsewhere it is one. The
+        fallback serves it where it would serve all_reduce(x).
 
         Args:
             x: as for all_reduce, (world_size * n, ...): a chunk for each rank, in rank order. Not changed, but where
@@ -252,7 +256,8 @@ class Communicator:
         """The chunks x of all ranks in rank order, on every rank.
 
         Values are handed on as they are, but that a -0.0 may become 0.0 (the same on all ranks), and that a NaN may
-        become another NaN where ranks do not write into each other's memory: there it is an all-reduce.
+        become another NaN where ranks do not write into each other's memory: there it is an all-reduce. The fallback
+        serves it where it would serve an all-reduce of all chunks together.
 
         Args:
             x: contiguous float16, bfloat16 or float32 tensor (n, ...) on this communicator's device; the chunks of all

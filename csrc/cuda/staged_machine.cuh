@@ -101,7 +101,7 @@ class StagedMachine : public Machine<Element, kShare> {
 
  private:
   // Few packs of one source are as soon here by a look of all lanes as by one of one lane. Many are not: all lanes
-  // together fill the link with looks for as long as that source is late, and what this rank sends waits behind them.
+  // together fill the link with looks for as long as that source is late.
   static constexpr Word kAloneBytes = 64 * 1024;
   __device__ __forceinline__ bool looks_ahead() const { return kWorld > 2 || request_.bytes > kAloneBytes; }
   static constexpr Word kLooks = 1024;  // a millisecond at least

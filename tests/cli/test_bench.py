@@ -50,6 +50,17 @@ def test_two_cpu_ranks_are_measured_checked_and_written(tmp_path: Path) -> None:
     assert data["environment"]["not_run"]["nccl"] == "needs GPUs"
 
 
+def test_halves_make_the_same_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.json"
+    words = ["--halves", "--ranks", "3", "--sizes", "1026,6144", "--repeats", "1"]
+    assert main([*CPU, *words, "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    names = ["pcie_allreduce", "pcie_allreduce-halves", "gloo", "gloo-halves"]
+    assert [row["backend"] for row in rows] == names * 2
+    assert all(row["exact"] and row["identical"] and row["correctly_rounded"] for row in rows[:2] + rows[4:6])
+    assert "pcie_allreduce-halves" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 def test_three_ranks_of_other_dtypes_are_right_at_odd_sizes(tmp_path: Path, dtype: str) -> None:
     path = tmp_path / "out.json"
