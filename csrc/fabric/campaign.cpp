@@ -13,7 +13,8 @@ namespace {
 constexpr std::size_t kLinesShown = 240;
 constexpr std::size_t kSeedsShown = 20;
 constexpr std::uint64_t kGreetings = 20;  // one schedule in so many is about the greetings ...
-constexpr std::uint64_t kOthers = 4;      // ... one about a staged channel, and one about a pull
+constexpr std::uint64_t kOthers = 4;      // ... one about a staged channel, and one about a pull ...
+constexpr std::uint64_t kSharing = 5;     // ... and in one all ranks share a GPU
 
 std::vector<const Entry*> entries_of(const Campaign& campaign, std::uint64_t seed) {
   if (campaign.fault != nullptr && !campaign.fault->algorithms.empty()) return campaign.fault->algorithms;
@@ -33,6 +34,7 @@ std::vector<const Entry*> entries_of(const Campaign& campaign, std::uint64_t see
 
 Scenario scenario_of(const Campaign& campaign, std::uint64_t seed) {
   Scenario scenario = draw(seed, entries_of(campaign, seed));
+  if (campaign.fault == nullptr && seed % kSharing == 2) share_gpu(scenario);
   if (campaign.fault != nullptr && campaign.fault->adjust != nullptr) campaign.fault->adjust(scenario);
   return scenario;
 }

@@ -36,6 +36,15 @@ void packs_only(Scenario& scenario) {
   untroubled(scenario);
   if (scenario.mapping == Mapping::kLines) scenario.mapping = Mapping::kShared;
 }
+// A multiprocessor for each block of those that wait, and none for whom they wait for.
+void crowded(Scenario& scenario) {
+  untroubled(scenario);
+  scenario.multiprocessors = scenario.world - 1;
+}
+void roomy(Scenario& scenario) {
+  untroubled(scenario);
+  share_gpu(scenario);
+}
 void any_trouble(Scenario&) {}
 
 std::vector<PlantedFault> faults_of_the_package() {
@@ -77,6 +86,7 @@ std::vector<PlantedFault> faults_of_the_package() {
        lane<FailedBlockLeavesEarly>,
        {},
        any_trouble},
+      {"no_room", "blocks that wait leave no multiprocessor alone", right_lane, {}, crowded},
       {"no_signature", "another dtype of equal bytes, and no signature", lane<NoSignature>, {}, other_dtype},
       {"stale_output", "a launch on a failed channel leaves its output alone", lane<StaleOutput>, {}, any_trouble},
       {"victim_named", "a rank that gives up does not heed what others say", lane<NamesVictims>, {}, killed},
@@ -133,6 +143,7 @@ const std::vector<PlantedFault>& controls() {
     for (const PlantedFault& fault : planted_faults()) {
       if (fault.right != nullptr) all.push_back({fault.name, fault.what, right_lane, {fault.right}, fault.adjust});
     }
+    all.push_back({"room", "ranks share a GPU and leave a multiprocessor alone", right_lane, {}, roomy});
     all.push_back({"unsigned", "no signatures, and nobody makes another call", lane<NoSignature>, {}, untroubled});
     return all;
   }();

@@ -126,6 +126,8 @@ std::string trouble_told(const Scenario& scenario) {
 
 }  // namespace
 
+void share_gpu(Scenario& scenario) { scenario.multiprocessors = (scenario.world - 1) * kMostBlocks + 1; }
+
 Scenario draw(std::uint64_t seed, const std::vector<const Entry*>& algorithms) {
   static constexpr Word kWorlds[] = {2, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 5, 6, 7, 8};
   static constexpr Mapping kMappings[] = {Mapping::kStewards, Mapping::kStewards, Mapping::kShared, Mapping::kLines};
@@ -171,6 +173,7 @@ std::string Scenario::told() const {
   if (transport == Transport::kStaged) told += ", staged, " + std::to_string(sum_copies) + " copies of sums";
   if (transport == Transport::kPull) told += ", pull";
   if (mapping == Mapping::kLines) told += ", cache lines";
+  if (multiprocessors != 0) told += ", all on one GPU of " + std::to_string(multiprocessors) + " multiprocessors";
   told += ", epoch from " + std::to_string(first_call) + " in phase " + std::to_string(first_phase) + ", " +
           trouble_told(*this);
   for (std::size_t call = 0; call < calls.size(); ++call) {

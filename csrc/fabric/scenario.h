@@ -64,6 +64,7 @@ struct Scenario {
   Word troubled_access;  // of that rank, in that call
   bool stores_lost;      // what a killed rank had on its way never arrives
   Mood mood;
+  Word multiprocessors = 0;  // of the GPU that all ranks share; 0: there is room for everything
   // What a planted fault may change of the machine.
   Word areas = 1;               // mailbox areas of a phase, one an algorithm
   bool boundary_drains = true;  // a launch boundary completes stores to the rank's own memory
@@ -72,8 +73,12 @@ struct Scenario {
   std::string told() const;
 };
 
-constexpr Word kMostBlocks = 3;  // of a launch here; the GPU's machine has kMaxBlocks
-constexpr Word kStateLines = 4;  // of blocks that a launch may have, and one more
+constexpr Word kMostBlocks = 3;    // of a launch here; the GPU's machine has kMaxBlocks
+constexpr Word kBlocksAtOnce = 2;  // on a multiprocessor
+constexpr Word kStateLines = 4;    // of blocks that a launch may have, and one more
+
+// All ranks on one GPU, on which there is a multiprocessor without a block while all but one wait for that one.
+void share_gpu(Scenario& scenario);
 
 Scenario draw(std::uint64_t seed, const std::vector<const Entry*>& algorithms);
 

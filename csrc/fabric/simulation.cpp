@@ -62,6 +62,7 @@ Simulation::Simulation(const Scenario& scenario, Choices& choices, FiberPool& fi
     : scenario_(scenario),
       scheduler_(choices, fibers, scenario.mood),
       memory_(scenario.world, area_packs(scenario), scenario.transport, scheduler_),
+      residents_(scenario.multiprocessors, 0),
       checker_(scenario, channels_, memory_, scheduler_),
       maker_(maker),
       timeline_(timeline) {
@@ -112,7 +113,7 @@ Violation Simulation::run() {
       close(ranks_[r]);
     } else {
       prepare(ranks_[r], 0);
-      start(ranks_[r], 0);
+      start(ranks_[r], 0, false);
     }
   }
   const bool ended = scheduler_.run(kStepLimit);
@@ -146,29 +147,55 @@ void Simulation::prepare(Rank& rank, Word call) {
   checker_.fill_junk(rank.caller.out);
 }
 
-void Simulation::start(Rank& rank, Word call) {
+void Simulation::start(Rank& rank, Word call, bool early) {
   Grid& grid = rank.grids[call];
   grid.started = true;
+  grid.preceded = early || scenario_.multiprocessors == 0;
   const Shape shape = scenario_.calls[call].shape[rank.number];
   const Word lanes = shape.threads + (scenario_.mapping == Mapping::kStewards ? scenario_.stewards : 0);
   grid.lanes_left = shape.blocks * lanes;
   grid.blocks_to_trigger = shape.blocks;
   grid.blocks.assign(shape.blocks, {});
-  for (Word block = 0; block < shape.blocks; ++block) {
-    grid.blocks[block].lanes = lanes;
-    for (Word thread = 0; thread < lanes; ++thread) {
-      grid.lanes.push_back(maker_(*this, rank, grid, block, thread));
-      Lane& lane = *grid.lanes.back();
-      scheduler_.add(lane, [this, &rank, &grid, &lane, block] {
-        try {
-          scenario_.calls[grid.call].algorithm->run(lane, channels_[rank.number], rank.requests[grid.call],
-                                                    scenario_.mapping);
-        } catch (const std::out_of_range& error) {
-          checker_.violate(Breach::kOutside, rank.number, grid.call, error.what());
-        }
-        left(rank, grid, block);
-      });
+  for (Grid::Block& block : grid.blocks) block.lanes = lanes;
+  place_all();
+}
+
+// Blocks start where there is room for them, those of a grid in their order.
+void Simulation::place_all() {
+  for (Rank& rank : ranks_) {
+    for (Grid& grid : rank.grids) {
+      while (grid.started && grid.placed < grid.blocks.size() && find_room(grid, grid.blocks[grid.placed])) {
+        launch(rank, grid, grid.placed++);
+      }
     }
+  }
+}
+
+// On the multiprocessor that has fewest. The kernel before a grid, which is as good as over when it may start, needs
+// one that has none.
+bool Simulation::find_room(Grid& grid, Grid::Block& block) {
+  if (residents_.empty()) return true;
+  const auto emptiest = std::min_element(residents_.begin(), residents_.end());
+  grid.preceded = grid.preceded || *emptiest == 0;
+  if (!grid.preceded || *emptiest == kBlocksAtOnce) return false;
+  ++*emptiest;
+  block.multiprocessor = static_cast<Word>(emptiest - residents_.begin());
+  return true;
+}
+
+void Simulation::launch(Rank& rank, Grid& grid, Word block) {
+  for (Word thread = 0; thread < grid.blocks[block].lanes; ++thread) {
+    grid.lanes.push_back(maker_(*this, rank, grid, block, thread));
+    Lane& lane = *grid.lanes.back();
+    scheduler_.add(lane, [this, &rank, &grid, &lane, block] {
+      try {
+        scenario_.calls[grid.call].algorithm->run(lane, channels_[rank.number], rank.requests[grid.call],
+                                                  scenario_.mapping);
+      } catch (const std::out_of_range& error) {
+        checker_.violate(Breach::kOutside, rank.number, grid.call, error.what());
+      }
+      left(rank, grid, block);
+    });
   }
 }
 
@@ -176,10 +203,12 @@ void Simulation::left(Rank& rank, Grid& grid, Word block) {
   --grid.blocks[block].lanes;
   if (grid.blocks[block].lanes == 0) {
     trigger(rank, grid, block);
+    if (!residents_.empty()) --residents_[grid.blocks[block].multiprocessor];
   } else {
     arrive_at_barrier(grid, block);
   }
   if (--grid.lanes_left == 0) complete(rank, grid);
+  if (!residents_.empty()) place_all();
 }
 
 // A lane that has left is not waited for.
@@ -201,7 +230,9 @@ void Simulation::trigger(Rank& rank, Grid& grid, Word block) {
   if (grid.blocks[block].triggered) return;
   grid.blocks[block].triggered = true;
   const Word next = grid.call + 1;
-  if (--grid.blocks_to_trigger == 0 && next < rank.grids.size() && scenario_.calls[next].dependent) start(rank, next);
+  if (--grid.blocks_to_trigger == 0 && next < rank.grids.size() && scenario_.calls[next].dependent) {
+    start(rank, next, true);
+  }
 }
 
 void Simulation::complete(Rank& rank, Grid& grid) {
@@ -222,7 +253,7 @@ void Simulation::complete(Rank& rank, Grid& grid) {
     return;
   }
   prepare(rank, next);
-  if (!rank.grids[next].started) start(rank, next);
+  if (!rank.grids[next].started) start(rank, next, false);
   for (const auto& lane : rank.grids[next].lanes) scheduler_.unblock(*lane);
 }
 

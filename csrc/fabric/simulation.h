@@ -18,10 +18,13 @@ struct Grid {
     bool failed = false;
     bool any_failed = false;  // at the last barrier
     bool triggered = false;
+    Word multiprocessor = 0;  // where ranks share a GPU
   };
   Word call = 0;
   Word lanes_left = 0;
   Word blocks_to_trigger = 0;
+  Word placed = 0;       // blocks that have a multiprocessor
+  bool preceded = true;  // by a kernel that needs one for itself, and has run
   bool started = false;
   bool complete = false;
   std::vector<Block> blocks;
@@ -61,7 +64,10 @@ class Simulation {
 
  private:
   void prepare(Rank& rank, Word call);
-  void start(Rank& rank, Word call);
+  void start(Rank& rank, Word call, bool early);
+  void place_all();
+  bool find_room(Grid& grid, Grid::Block& block);
+  void launch(Rank& rank, Grid& grid, Word block);
   void left(Rank& rank, Grid& grid, Word block);
   void complete(Rank& rank, Grid& grid);
   void close(Rank& rank);
@@ -72,6 +78,7 @@ class Simulation {
   Scheduler scheduler_;
   Memory memory_;
   std::vector<Channel> channels_;
+  std::vector<Word> residents_;  // blocks on each multiprocessor
   Checker checker_;
   LaneMaker maker_;
   Timeline* timeline_;
