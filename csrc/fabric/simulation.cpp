@@ -183,6 +183,18 @@ bool Simulation::find_room(Grid& grid, Grid::Block& block) {
   return true;
 }
 
+// What a process leaves on the GPU goes with it, and nothing more of it starts.
+void Simulation::clear_away(Rank& rank) {
+  if (residents_.empty()) return;
+  for (Grid& grid : rank.grids) {
+    for (Word block = 0; block < grid.placed; ++block) {
+      if (grid.blocks[block].lanes > 0) --residents_[grid.blocks[block].multiprocessor];
+    }
+    grid.placed = static_cast<Word>(grid.blocks.size());
+  }
+  place_all();
+}
+
 void Simulation::launch(Rank& rank, Grid& grid, Word block) {
   for (Word thread = 0; thread < grid.blocks[block].lanes; ++thread) {
     grid.lanes.push_back(maker_(*this, rank, grid, block, thread));
@@ -297,6 +309,7 @@ void Simulation::die(Lane& lane) {
     }
   }
   scheduler_.kill(rank);
+  clear_away(ranks_[rank]);
   scheduler_.give_up(lane);
 }
 

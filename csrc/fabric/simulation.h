@@ -68,6 +68,7 @@ class Simulation {
   void place_all();
   bool find_room(Grid& grid, Grid::Block& block);
   void launch(Rank& rank, Grid& grid, Word block);
+  void clear_away(Rank& rank);
   void left(Rank& rank, Grid& grid, Word block);
   void complete(Rank& rank, Grid& grid);
   void close(Rank& rank);
