@@ -307,6 +307,7 @@ def waiting_blocks(multiprocessors: int, ranks_on_gpu: int) -> int:
     return (multiprocessors - left_alone) // max(1, ranks_on_gpu - 1)
 
 
+@lru_cache(maxsize=4096)
 def chunks_plan(collective: str, world: int, nbytes: int, max_blocks: int) -> Plan:
     """The plan of a reduce-scatter or an all-gather of chunks of nbytes. Each has one algorithm, which pushes."""
     return Plan(collective, *owner_shape(packs_of(nbytes), world, max_blocks))

@@ -166,6 +166,7 @@ Word chunks_in(const Entry& entry, Word world) {
 Word chunks_out(const Entry& entry, Word world) {
   return !entry.model && entry.collective == Collective::kAllGather ? world : 1;
 }
+Word most_chunks(const Entry& entry, Word world) { return std::max(chunks_in(entry, world), chunks_out(entry, world)); }
 
 Range pack_shard(Word world, Word rank, Word packs) {
   const Word each = (packs + world - 1) / world;

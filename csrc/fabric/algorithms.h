@@ -41,6 +41,7 @@ Word used_packs(const Request& request, Word world, Transport transport, Word su
 // have one for each rank. A model's have what is left of the whole.
 Word chunks_in(const Entry& entry, Word world);
 Word chunks_out(const Entry& entry, Word world);
+Word most_chunks(const Entry& entry, Word world);  // of the two
 
 // The packs [first, end) that `rank` owns in the models of reduce-scatter and all-gather; the last shards may be empty.
 Range pack_shard(Word world, Word rank, Word packs);

@@ -32,10 +32,6 @@ Word any_size(Random& random, Word world, Dtype dtype) {
   return packs * pack_elements(dtype) - random.below(random.once_in(2) ? pack_elements(dtype) : 1);
 }
 
-Word chunks(const CallPlan& plan, Word world) {
-  return std::max(chunks_in(*plan.algorithm, world), chunks_out(*plan.algorithm, world));
-}
-
 void draw_calls(Random& random, Scenario& scenario, const std::vector<const Entry*>& algorithms) {
   static constexpr Dtype kDtypes[] = {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBFloat16};
   const bool alike = algorithms[0]->model || scenario.transport == Transport::kPull;
@@ -52,7 +48,8 @@ void draw_calls(Random& random, Scenario& scenario, const std::vector<const Entr
     plan.dtype = one_dtype ? dtype : random.one_of(kDtypes);
     plan.elements = any_size(random, scenario.world, plan.dtype);
     plan.in_place = random.once_in(3);
-    if (chunks(plan, scenario.world) > 1) plan.in_place = false;  // input and output are not of one size
+    if (most_chunks(*plan.algorithm, scenario.world) > 1)
+      plan.in_place = false;  // input and output are not of one size
     plan.dependent = dependent == 0 ? false : (dependent == 1 ? true : random.once_in(2));
     plan.captured = captured;
     const Shape of_call = any_shape(random, scenario.mapping);

@@ -30,8 +30,7 @@ Word area_packs(const Scenario& scenario) { return largest_area(scenario) * scen
 Word caller_packs(const Scenario& scenario) {
   Word packs = 0;
   for (Word call = 0; call < scenario.calls.size(); ++call) {
-    const Entry& entry = *scenario.calls[call].algorithm;
-    const Word chunks = std::max(chunks_in(entry, scenario.world), chunks_out(entry, scenario.world));
+    const Word chunks = most_chunks(*scenario.calls[call].algorithm, scenario.world);
     for (Word rank = 0; rank < scenario.world; ++rank) {
       packs = std::max(packs, chunks * request_of(scenario, rank, call).units());
     }
@@ -150,7 +149,7 @@ void Simulation::prepare(Rank& rank, Word call) {
 void Simulation::start(Rank& rank, Word call, bool early) {
   Grid& grid = rank.grids[call];
   grid.started = true;
-  grid.preceded = early || scenario_.multiprocessors == 0;
+  grid.preceded = early;
   const Shape shape = scenario_.calls[call].shape[rank.number];
   const Word lanes = shape.threads + (scenario_.mapping == Mapping::kStewards ? scenario_.stewards : 0);
   grid.lanes_left = shape.blocks * lanes;

@@ -23,8 +23,8 @@ struct Grid {
   Word call = 0;
   Word lanes_left = 0;
   Word blocks_to_trigger = 0;
-  Word placed = 0;       // blocks that have a multiprocessor
-  bool preceded = true;  // by a kernel that needs one for itself, and has run
+  Word placed = 0;        // blocks that have started
+  bool preceded = false;  // where ranks share a GPU: by a kernel that needs a multiprocessor for itself, and has run
   bool started = false;
   bool complete = false;
   std::vector<Block> blocks;

@@ -184,7 +184,10 @@ def _sizes(request: Request, ranks: int, dtype: str) -> tuple[int, ...]:
                 f"--sizes {size}: a size is a positive multiple of the {ITEM_BYTES[dtype]} bytes of {dtype}"
             )
         if request.halves and size % (ranks * ITEM_BYTES[dtype]):
-            raise CannotRun(f"--sizes {size}: with --halves each of the {ranks} ranks has as much of it")
+            raise CannotRun(
+                f"--sizes {size}: with --halves a size is a multiple of {ranks * ITEM_BYTES[dtype]} bytes, as many "
+                f"{dtype} values for each of the {ranks} ranks"
+            )
         if recording and size > recording.nbytes:
             raise CannotRun(f"--sizes {size}: {recording.path} holds {recording.nbytes} bytes per rank")
     if recording and recording.world % ranks:

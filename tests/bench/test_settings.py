@@ -121,7 +121,7 @@ def test_rows_to_be_normalised() -> None:
         (Request(fused=True, hidden=0), "--hidden 0"),
         (Request(fused=True, rows=(0,)), "--rows 0"),
         (Request(fused=True, halves=True), "--fused and --halves"),
-        (Request(ranks=3, halves=True, sizes=(1024,)), "--sizes 1024: with --halves each of the 3 ranks"),
+        (Request(ranks=3, halves=True, sizes=(1024,)), "--sizes 1024: with --halves a size is a multiple of 6 bytes"),
     ],
 )
 def test_rows_that_cannot_be_normalised(request_: Request, words: str) -> None:
