@@ -62,6 +62,9 @@ for ranks in $(printf '%s\n' "$most" 4 2 | sort -rnu); do
     --sizes 14336,43008,131072,524288 --json "$out/halves-ranks$ranks.json"
   part 120 "bench-host-ranks$ranks" env PCIE_ALLREDUCE_P2P=0 pcie-allreduce bench --ranks "$ranks" --mode graph \
     --sizes 14336,43008,131072,524288 --backends pcie_allreduce,nccl-p2p-off,floor --json "$out/bench-host-ranks$ranks.json"
+  late=(python3 "$here/benchmarks/late_rank.py" --ranks "$ranks" --repeats 1 --json)
+  part 90 "late-ranks$ranks" "${late[@]}" "$out/late-ranks$ranks.json"
+  part 90 "late-host-ranks$ranks" env PCIE_ALLREDUCE_P2P=0 "${late[@]}" "$out/late-host-ranks$ranks.json"
 done
 part 300 verify-cycle pcie-allreduce verify-cycle --ranks "$most" --backends pcie_allreduce,nccl,nccl-tuned \
   --json "$out/verify-cycle.json"

@@ -19,7 +19,7 @@ class StagedMachine : public Machine<Element, kShare> {
   __device__ __forceinline__ static constexpr bool staged() { return true; }
   __device__ __forceinline__ Call begin_call() {
     if (looks_ahead()) {
-      if (threadIdx.x < 2) *noted(threadIdx.x == 0 ? Stage::kScatter : Stage::kGather) = 0;
+      if (threadIdx.x < 3) notes()[threadIdx.x] = 0;
       __syncthreads();
     }
     ptx::griddepcontrol_wait();
@@ -62,34 +62,54 @@ class StagedMachine : public Machine<Element, kShare> {
   // stewards look at the last pack of the block's that each source sends, and note down whose is there. Only a hint:
   // every lane then looks at every word of its own, and all of this is bounded, so that nothing but speed depends on
   // it.
+  // Of several peers one is mostly late. A single one that is in step is seen a look sooner by lanes that look for
+  // themselves, so at first they do. Looks of the stewards would be in their way, so those begin only when a lane has
+  // given up on that.
   template <class Sent, class Places>
-  __device__ __forceinline__ void look_ahead(Stage stage, const Sent& sent, const Places& slots) const {
-    if (!looks_ahead()) return;
-    if (blockIdx.x == 0 || threadIdx.x < data_threads()) return;
+  __device__ __forceinline__ void look_ahead(Stage stage, bool begun, const Sent& sent, const Places& slots) const {
+    if (!looks_ahead() || blockIdx.x == 0 || threadIdx.x < data_threads()) return;
     const Word lane = threadIdx.x - data_threads();
+    Word* come = noted(stage);
+    if (wait_to_be_asked()) {
+      // The others have waited for no signature. They do not wait for this lane either, which may fail.
+      if (!begun || lane != 0) return;
+      if (ptx::ld_volatile_shared(asked()) == 0) {
+        atomicOr(come, ~Word{0});
+        return;
+      }
+    }
     const Word first = (blockIdx.x - 1) * data_threads();
     const Pack* last = nullptr;
+    Word last_of = 0;
     Word awaited = 0;
     PAR_ROLLED
-    for (Word source = 0; source < kWorld; ++source) {
+    for (Word index = 0; index < kWorld - 1; ++index) {
+      const Word source = source_of(index, channel_.rank);
       const Word end = min(sent(source), first + data_threads());
-      if (source == channel_.rank || end <= first) continue;
+      if (end <= first) continue;
       awaited |= 1u << source;
-      if (source == lane) last = slots(end - 1).of(source);
+      if (index == lane) {
+        last = slots(end - 1).of(source);
+        last_of = 1u << source;
+      }
     }
-    Word* come = noted(stage);
     // All lanes leave together: one that left alone might be held up by the others before it has noted anything down.
     PAR_ROLLED
     for (Word looks = 0; looks < kLooks && (ptx::ld_volatile_shared(come) & awaited) != awaited; ++looks) {
       if (last != nullptr && arrived(ptx::ld_relaxed_sys_v4(last))) {
-        atomicOr(come, 1u << lane);
+        atomicOr(come, last_of);
         last = nullptr;
       }
     }
   }
   // Those of the missing sources of which something has come; all of them when nothing has for long.
-  __device__ __forceinline__ Word worth_a_look(Stage stage, Word missing) const {
+  __device__ __forceinline__ Word worth_a_look(Stage stage, Word missing) {
     if (!looks_ahead()) return missing;
+    if (kWorld == 2 && solo_bytes_ < kSoloBytes) {
+      solo_bytes_ += request_.bytes;
+      return missing;
+    }
+    if (wait_to_be_asked()) atomicOr(asked(), 1u);
     const Word* come = noted(stage);
     PAR_ROLLED
     for (Word spins = 0; spins < kSpins; ++spins) {
@@ -100,18 +120,22 @@ class StagedMachine : public Machine<Element, kShare> {
   }
 
  private:
-  // Few packs of one source are as soon here by a look of all lanes as by one of one lane. Many are not: all lanes
-  // together fill the link with looks for as long as that source is late.
-  static constexpr Word kAloneBytes = 64 * 1024;
-  __device__ __forceinline__ bool looks_ahead() const { return kWorld > 2 || request_.bytes > kAloneBytes; }
+  static constexpr Word kSoloBytes = 256 * 1024;  // 5 us of a link, by all lanes together
+  static constexpr Word kFewBytes = 16 * 1024;    // looks at so few packs hold up nobody
+  __device__ __forceinline__ bool looks_ahead() const { return kWorld > 2 || request_.bytes > kFewBytes; }
+  // Of more bytes than that all lanes would ask after a single look.
+  __device__ __forceinline__ bool wait_to_be_asked() const { return kWorld == 2 && request_.bytes < kSoloBytes; }
+  Word solo_bytes_ = 0;
   static constexpr Word kLooks = 1024;  // a millisecond at least
   static constexpr Word kSpins = 4096;  // 0.1 ms
 
-  // A bit for each source, of the stage of owners and of the last one.
-  __device__ __forceinline__ static Word* noted(Stage stage) {
-    __shared__ Word come[2];
-    return come + (stage == Stage::kScatter ? 0 : 1);
+  __device__ __forceinline__ static Word* notes() {
+    __shared__ Word words[3];
+    return words;
   }
+  // A bit for each source, of the stage of owners and of the last one.
+  __device__ __forceinline__ static Word* noted(Stage stage) { return notes() + (stage == Stage::kScatter ? 0 : 1); }
+  __device__ __forceinline__ static Word* asked() { return notes() + 2; }
 
   __device__ __forceinline__ Word used(Word phase) const {
     return phase == 0 ? state_.used[0] : phase == 1 ? state_.used[1] : phase == 2 ? state_.used[2] : state_.used_fourth;

@@ -29,10 +29,12 @@ PAR_INLINE void announce(Machine& machine, const Waiting& about, Pack* own) {
 }
 
 // On behalf of a block's lanes, where every look crosses a link (StagedMachine). It is only about when they look, so no
-// other machine need know of it. `sent(source)`: how many units a source sends to this rank.
+// other machine need know of it. `begun`: all ranks have. `sent(source)`: how many units a source sends to this rank.
 template <class Machine, class Sent, class Places>
-PAR_INLINE void look_ahead(Machine& machine, Stage stage, const Sent& sent, const Places& slots) {
-  if constexpr (requires { machine.look_ahead(stage, sent, slots); }) machine.look_ahead(stage, sent, slots);
+PAR_INLINE void look_ahead(Machine& machine, Stage stage, bool begun, const Sent& sent, const Places& slots) {
+  if constexpr (requires { machine.look_ahead(stage, begun, sent, slots); }) {
+    machine.look_ahead(stage, begun, sent, slots);
+  }
 }
 
 template <class Machine>
@@ -46,6 +48,8 @@ PAR_INLINE void rearm_staged(Machine& machine, const Channel& channel, const Cal
 
 // Reads of one host word by several blocks wait for each other, about a microsecond each. So one block a rank looks at
 // the signatures, and tells the others near to them: as everywhere, no block hands out sums of another call's bytes.
+// Abort words are such words, too. Looks near at hand are so quick that a block looks at those only after many more of
+// them than elsewhere, some 10 ms: when all blocks did so every 50 us, a rank that came late found its link taken.
 template <class Machine>
 PAR_INLINE bool staged_signatures_agree(Machine& machine, const Waiting& about) {
   const Word others = about.channel.world - 1;
@@ -62,7 +66,8 @@ PAR_INLINE bool staged_signatures_agree(Machine& machine, const Waiting& about) 
   for (Word index = told.first; index < told.end; index += told.step) {
     const Word peer = source_of(index, about.channel.rank);
     const Pack* slot = announcement(machine.staged(), about.channel, about.call.phase, index);
-    while (!comes_soon<Machine>([&] { return machine.agreed(peer) == now; })) {
+    const auto is_told = [&] { return machine.agreed(peer) == now; };
+    while (!comes_soon<Machine>([&] { return comes_soon<Machine>(is_told); })) {
       // A rank that goes on after a long stop must not blame a peer for what its own block has not told yet.
       const bool due = wait.due != WaitVerdict::kLook;
       if (due && same(machine.template peek<Pack>(slot), about.signature)) break;
@@ -95,9 +100,9 @@ PAR_INLINE void staged_one_shot(Machine& machine, const Channel& channel, const 
       return StagedSlots{channel, call.phase, layout.payload(0) + i * kUnitPacks, channel.rank};
     };
     const auto sent = [&](Word) { return request.units<Unit>(); };
-    look_ahead(machine, Stage::kGather, sent, slots);
+    look_ahead(machine, Stage::kGather, false, sent, slots);
     failed = !staged_signatures_agree(machine, about);
-    if (!failed) look_ahead(machine, Stage::kGather, sent, slots);  // for those of a rank that was late
+    if (!failed) look_ahead(machine, Stage::kGather, true, sent, slots);  // for those of a rank that was late
     failed = failed || !sum_units<Element, kWorld>(machine, about, request, mine, slots);
   }
 
@@ -145,11 +150,11 @@ PAR_INLINE void staged_two_shot(Machine& machine, const Channel& channel, const 
     };
     const auto length = [&](Word owner) { return length_of_shard(owner, shard, request.units<Unit>()); };
     const auto own_length = [&](Word) { return length(rank); };
-    look_ahead(machine, Stage::kScatter, own_length, shards);
+    look_ahead(machine, Stage::kScatter, false, own_length, shards);
     failed = !staged_signatures_agree(machine, about);
     if (!failed) {
-      look_ahead(machine, Stage::kScatter, own_length, shards);  // for those of a rank that was late
-      look_ahead(machine, Stage::kGather, length, sums);
+      look_ahead(machine, Stage::kScatter, true, own_length, shards);  // for those of a rank that was late
+      look_ahead(machine, Stage::kGather, true, length, sums);
     }
     failed = failed || !sum_own_shard<Element, kWorld>(machine, about, request, mine, shard, shards, put_sum) ||
              !take_sums<kWorld>(machine, about, request, mine, shard, rank, sums);
