@@ -4,7 +4,7 @@
 #   benchmarks/eight_gpus.sh [OUT [PART...]]   OUT: a new folder (default ./eight_gpus); OUT.tar.gz is what to send
 #                                              PART: only these, such as `probe` or `bench-ranks8` (default: all)
 #
-# It takes about 20 minutes on eight GPUs. The package must be installed (`make build`, or `pip install '.[test]'`), and
+# It takes about 25 minutes on eight GPUs. The package must be installed (`make build`, or `pip install '.[test]'`), and
 # the GPUs must be idle. A part that fails is noted in OUT/summary.txt and the next one goes on. The file holds versions,
 # GPU names, topology, timings and test results, and what `info` and `doctor` print. No names and no addresses of machines
 # or people.
