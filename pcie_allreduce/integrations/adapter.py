@@ -68,6 +68,7 @@ class EngineAllReduce:
         self.declined = 0  # counted by who routes the rest: should_custom_ar must stay pure
         self.fuses = False  # set by who has the engine's layers ask should_fuse
         self.fused = 0  # of the calls that served counts
+        self.gathered = 0  # beside those
         self._every_size = every_size
         self._on_fault = on_fault
         self._faulted = self._closed = False
@@ -87,6 +88,8 @@ class EngineAllReduce:
             self._comm.close()
             raise SetupError(self._comm.verdict.reason)
         self.fusing = Fusing(self._comm, name, settings.fused, every_size)
+        # Where ranks meet in another way, an all-gather is an all-reduce of all that is gathered.
+        self.gathers = settings.gather and self._comm.transport in ("peer", "cpu")
         self._watcher = Watcher(self._look, None, INTERVAL, abort=False)
         atexit.register(_close, weakref.ref(self))
 
@@ -130,6 +133,28 @@ class EngineAllReduce:
         self.fused += 1
         try:
             return self._comm.all_reduce_add_rms_norm(inp, residual, weight, eps, weight_bias=weight_bias)
+        except PcieAllReduceError as error:
+            self._fault(error)
+            raise
+
+    def should_gather(self, inp: torch.Tensor, out: torch.Tensor) -> bool:
+        """Whether gather_into serves these; of what is the same on all ranks alone."""
+        return (
+            self.gathers
+            and not self.disabled
+            and inp.dim() > 0
+            and inp.dtype == out.dtype
+            and inp.device == out.device
+            and inp.is_contiguous()
+            and inp.numel() * self._comm.world_size == out.numel()
+            and self._comm.supports(out)
+        )
+
+    def gather_into(self, inp: torch.Tensor, out: torch.Tensor) -> None:
+        """Fills out with the inp of all ranks, one behind the other, whatever out's shape is."""
+        self.gathered += 1
+        try:
+            self._comm.all_gather(inp, out=out.view(self._comm.world_size * inp.shape[0], *inp.shape[1:]))
         except PcieAllReduceError as error:
             self._fault(error)
             raise
@@ -193,10 +218,14 @@ class EngineAllReduce:
             _capturing.release()
         if told != self._reported[:2] and told[0] >= self._reported[0]:  # collected with us, the communicator says 0
             self._reported = (*told, time.monotonic())
-            logger.info("pcie-allreduce: group %s served %d all-reduces (%d went to the engine)", self.name, *told)
+            what = "all-reduces and all-gathers" if self.gathers else "all-reduces"
+            served, declined = told
+            logger.info(
+                "pcie-allreduce: group %s served %d %s (%d went to the engine)", self.name, served, what, declined
+            )
 
     def served_with_replays(self) -> int:
-        """All-reduces that this rank has taken part in, as the kernels count them: replays of graphs included."""
+        """Calls that this rank has taken part in, as the kernels count them: replays of graphs included."""
         return max(peer.calls for peer in self._comm.stats())
 
 

@@ -21,6 +21,7 @@ WARMUP_TIMEOUT = "PCIE_ALLREDUCE_WARMUP_TIMEOUT"
 MAX_BYTES = "PCIE_ALLREDUCE_MAX_BYTES"
 LOG_SECONDS = "PCIE_ALLREDUCE_LOG_SECONDS"
 FUSED = "PCIE_ALLREDUCE_FUSED"
+GATHER = "PCIE_ALLREDUCE_GATHER"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Settings:
         max_bytes: the largest tensor served, in bytes; None: the communicator's default.
         log_seconds: the shortest time between two lines that tell the number of all-reduces served.
         fused: whether an all-reduce is fused with the residual and RMSNorm behind it; None: on GPUs.
+        gather: whether all-gathers are served, too.
     """
 
     enabled: bool = False
@@ -46,6 +48,7 @@ class Settings:
     max_bytes: int | None = None
     log_seconds: float = 60.0
     fused: bool | None = None
+    gather: bool = False
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -60,6 +63,7 @@ class Settings:
             max_bytes=_value(MAX_BYTES, int, None),
             log_seconds=_value(LOG_SECONDS, float, 60.0),
             fused=_value(FUSED, _switch, None),
+            gather=_value(GATHER, _switch, False),
         )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ..errors import PcieAllReduceError, SetupError
-from . import fault_policy, seams, sglang_fused, telling
+from . import fault_policy, seams, sglang_fused, sglang_gather, telling
 from .adapter import EngineAllReduce
 from .settings import Settings
 
@@ -75,9 +75,12 @@ def _serve(group: Any, settings: Settings, allowed: bool) -> None:
     else:
         _count_the_rest(group)
     not_fused = sglang_fused.attach(adapter)
+    not_gathered = sglang_gather.attach(group, adapter) if settings.gather else None
     if speaks:
         _announce(group, adapter, allowed)
         telling.fused(adapter, not_fused)
+        if settings.gather:
+            telling.gathers(adapter, not_gathered)
 
 
 def _not_known(group: Any) -> str | None:

@@ -27,6 +27,12 @@ def fused(adapter: EngineAllReduce, refusal: str | None) -> None:
     )  # fmt: skip
 
 
+def gathers(adapter: EngineAllReduce, refusal: str | None) -> None:
+    told = f"up to {adapter.communicator.max_bytes} bytes of all ranks together" if refusal is None else refusal
+    are = "are" if refusal is None else "are not"
+    logger.info("pcie-allreduce: all-gathers of group %s %s served: %s", adapter.name, are, told)
+
+
 @functools.cache
 def once(text: str) -> None:
     logger.info("pcie-allreduce: %s", text)

@@ -44,6 +44,10 @@ def initialize_model_parallel():
     _ATTN_TP = init_model_parallel_group(ranks, use_custom_allreduce=None, group_name="attention_tp")
     _PP = init_model_parallel_group(ranks, use_custom_allreduce=False, group_name="pp")
 
+def reg_all_gather_into_tensor(output, input, group_name):
+    group = _groups[group_name]()
+    group._all_gather_into_tensor(output, input)
+
 def graph_capture():
     with get_tp_group().graph_capture() as context:
         yield context
@@ -70,6 +74,11 @@ class GroupCoordinator:
         return ca_comm.custom_all_reduce(input_)
 
     def _all_reduce_in_place(self, input_): ...
+
+    def all_gather(self, input_, dim=-1, output_tensor_list=None):
+        self.all_gather_into_tensor(output, input_)
+
+    def _all_gather_into_tensor(self, output, input): ...
 """
 NEW_WAY = """
     def all_reduce(self, input_):

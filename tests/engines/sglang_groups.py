@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 
-from pcie_allreduce.integrations import sglang, sglang_group
+from pcie_allreduce.integrations import sglang, sglang_gather, sglang_group
 from pcie_allreduce.integrations.adapter import EngineAllReduce
 
 from .contract import Finding, Seam, broken, first_broken, fits
@@ -112,6 +112,23 @@ def captured(tree: Tree) -> Finding:
     return told or fits()
 
 
+def gathers(tree: Tree) -> Finding:
+    """All-gathers end in the method that is replaced, with its arguments in the order of ours."""
+    first, last = sglang_gather.NAMES
+    begins, ends = (tree.function(f"{GROUP}.{name}") for name in (first, last))
+    operator = tree.function(f"{STATE}.reg_all_gather_into_tensor")
+    if begins is None or ends is None or operator is None:
+        return broken(f"GroupCoordinator has no {first} or no {last}, or there is no operator around it")
+    told = first_broken(
+        None
+        if parameters(begins)[:3] == ["self", "input_", "dim"]
+        else f"{first} takes {', '.join(parameters(begins))}",
+        None if f"group.{last}(output, input)" in ast.unparse(operator) else f"the operator does not call {last}",
+        None if "self.all_gather_into_tensor(" in ast.unparse(begins) else f"{first} goes another way",
+    )
+    return told or fits()
+
+
 def adapter_face() -> set[str]:
     """What our object in the place of `ca_comm` answers to."""
     made = ast.walk(ast.parse(inspect.getsource(EngineAllReduce)))
@@ -142,5 +159,6 @@ SEAMS = (
         (sglang_group.DISPATCH,),
         dispatch,  # on CPUs there is none of SGLang's own to put back
     ),
+    Seam("all-gathers", (), gathers, (f"{CASES}all_gathers_are_served_where_that_is_asked_for",)),
     Seam("`graph_capture` enters our `capture()`", (), captured, (f"{CASES}cpu_tensors_are_served_up_to_the_limit",)),
 )

@@ -104,7 +104,12 @@ def register_operators(state: Any) -> None:
         state._groups[group_name]()._all_reduce_in_place(tensor)
 
     sglang_lib.impl("outplace_all_reduce", out_of_place, "CPU")
+
+    def into_tensor(output: torch.Tensor, input: torch.Tensor, group_name: str) -> None:
+        state._groups[group_name]()._all_gather_into_tensor(output, input)
+
     sglang_lib.impl("inplace_all_reduce", in_place, "CPU")
+    sglang_lib.impl("reg_all_gather_into_tensor", into_tensor, "CPU")
 
 
 SIZES = {  # as 0.5.23 calls them, and before it
@@ -182,6 +187,44 @@ def as_on_gpus() -> Any:
 
 def cuda_routing(rank: int) -> dict[str, Any]:
     return outcome(rank, as_on_gpus(), LikeCuda)
+
+
+def gathered(rank: int, group: Any, kind: type = torch.Tensor) -> dict[str, Any]:
+    """Logits as they are gathered, by columns; the same stacked; and what is too large, or no sum's dtype."""
+    from sglang.srt.distributed import tensor_model_parallel_all_gather
+
+    small, large = filled(rank, SMALL, kind), filled(rank, LARGE, kind)
+    stacked = torch.empty((2 * SMALL[0], SMALL[1]), dtype=torch.bfloat16).as_subclass(kind)
+    with torch.no_grad():
+        columns, wide = (tensor_model_parallel_all_gather(x) for x in (small, large))
+        rows = tensor_model_parallel_all_gather(small, dim=0)
+        ids = tensor_model_parallel_all_gather(torch.full((4, 1), rank).as_subclass(kind))
+        group.all_gather_into_tensor(stacked, small)
+    return {
+        "columns": [columns.shape == (SMALL[0], 2 * SMALL[1]), columns[0, :: SMALL[1]].tolist()],
+        "rows": [rows.shape == (2 * SMALL[0], SMALL[1]), rows[:: SMALL[0], 0].tolist()],
+        "wide": wide[0, :: LARGE[1]].tolist(),
+        "ids": ids[0].tolist(),
+        "stacked": stacked[:: SMALL[0], 0].tolist(),
+        "gathered": group.ca_comm.gathered,
+        "reduced": group.ca_comm.served,
+        "declined": group.ca_comm.declined,
+    }
+
+
+def gathered_on_cpus(rank: int) -> dict[str, Any]:
+    return gathered(rank, groups())
+
+
+def gathered_as_on_gpus(rank: int) -> dict[str, Any]:
+    from pcie_allreduce.integrations import sglang_gather
+
+    group = as_on_gpus()
+    if "all_gather" in vars(group):  # what stands in front for CPU tensors
+        del group.all_gather
+        group.device = MagicMock(type="cuda")
+        sglang_gather.route(group)
+    return gathered(rank, group, LikeCuda)
 
 
 def two_batches(rank: int) -> dict[str, Any]:
@@ -315,6 +358,9 @@ CASES: dict[str, Callable[[int], Any]] = {
     "cuda_routing": cuda_routing,
     "while_compiling": with_attribute(cuda_routing, "parallel_state", "torch", Tracing(torch)),
     "two_batches": two_batches,
+    "gathers": with_variables(gathered_on_cpus, PCIE_ALLREDUCE_GATHER="1"),
+    "gathers_as_on_gpus": with_variables(gathered_as_on_gpus, PCIE_ALLREDUCE_GATHER="1"),
+    "gathers_unasked": gathered_as_on_gpus,
     "two_groups": in_turn_on_two_groups,
     "disabled": with_attribute(reduce, *OFF),
     "deterministic": with_variables(reduce, SGLANG_ENABLE_DETERMINISTIC_INFERENCE="1"),

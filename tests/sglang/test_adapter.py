@@ -59,6 +59,38 @@ def test_it_has_the_face_that_engines_ask_for() -> None:
     run_ranks(2, faces)
 
 
+def gathers(me: Rank) -> None:
+    adapter = adapter_of(me, settings=dataclasses.replace(SETTINGS, max_bytes=64 * 1024, gather=True))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        x = torch.full((3, 100), me.rank + 1, dtype=dtype)
+        for shape in [(3 * me.world, 100), (me.world, 3, 100), (me.world * 300,)]:  # as engines shape it
+            out = torch.full(shape, float("nan"), dtype=dtype)
+            assert adapter.should_gather(x, out) is True
+            adapter.gather_into(x, out)
+            assert [float(part.unique()) for part in out.view(-1).tensor_split(me.world)] == [*range(1, me.world + 1)]
+    assert (adapter.gathered, adapter.served) == (9, 0)
+    x, out = torch.ones(3, 100), torch.empty(3 * me.world, 100)
+    assert not adapter.should_gather(x.int(), out.int())
+    assert not adapter.should_gather(x.half(), out)
+    assert not adapter.should_gather(x.t(), out)
+    assert not adapter.should_gather(x, torch.empty(100, 3 * me.world).t())
+    assert not adapter.should_gather(x, torch.empty(3, 100))
+    assert not adapter.should_gather(torch.ones(()), torch.empty(me.world))
+    big = 64 * 1024 // 4 // me.world // 4 * 4
+    assert adapter.should_gather(torch.ones(big), torch.ones(big * me.world))
+    assert not adapter.should_gather(torch.ones(big + 4), torch.ones((big + 4) * me.world))
+    adapter.disabled = True
+    assert not adapter.should_gather(x, out)
+    unasked = adapter_of(me)
+    assert not unasked.gathers and not unasked.should_gather(x, out)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_it_gathers_where_that_is_asked_for(world: int) -> None:
+    run_ranks(world, gathers)
+
+
 def pieces(me: Rank) -> None:
     """Every size by the same sum, whatever max_bytes is: values whose sum depends on the order."""
     whole = adapter_of(me)

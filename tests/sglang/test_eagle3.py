@@ -105,3 +105,16 @@ def test_fused_calls_give_the_same_tokens_and_are_most_of_a_forward(
     made = calls(folder, "fused")
     assert made == prefill + iteration * result["verify_ct"]
     assert f"group tp:0 served {len(made)} all-reduces (0 went to the engine)" in log
+
+
+@pytest.mark.slow
+def test_all_gathers_of_logits_give_the_same_tokens(
+    without: dict[str, Any], twelve_layers: str, draft: str, folder: Path
+) -> None:
+    """One behind each forward of the target and of the draft model."""
+    on = {"PCIE_ALLREDUCE": "1", "PCIE_ALLREDUCE_GATHER": "1", "PCIE_ALLREDUCE_LOG_SECONDS": "0.3"}
+    result, log = run_engine(twelve_layers, draft, folder / "gathered", **on)
+    assert result == without
+    forwards = 2 + (STEPS - 1 + 2) * result["verify_ct"]
+    made = len(calls(folder, "gathered")) + forwards
+    assert f"group tp:0 served {made} all-reduces and all-gathers (0 went to the engine)" in log

@@ -43,6 +43,29 @@ def test_batches_that_overlap_are_served_in_turn(results: Results) -> None:
     case(results, "two_batches", right=True, order=[6, 6, 4, 6, 4, 4], served=6, declined=0)
 
 
+GATHERED = {
+    "columns": [True, [1, 2]],
+    "rows": [True, [1, 2]],
+    "wide": [1, 2],
+    "ids": [0, 1],
+    "stacked": [1, 2],
+    "reduced": 0,
+}
+
+
+def test_all_gathers_are_served_where_that_is_asked_for(results: Results) -> None:
+    lines = case(
+        results, "gathers", **GATHERED, gathered=2, declined=2
+    )  # the stacked one goes by SGLang's own way for CPU tensors
+    assert has(lines, "all-gathers of group tp:", "are served: ", f"up to {LIMIT} bytes of all ranks together")
+    case(results, "gathers_as_on_gpus", **GATHERED, gathered=3, declined=2)
+
+
+def test_all_gathers_are_the_engine_s_own_else(results: Results) -> None:
+    lines = case(results, "gathers_unasked", **GATHERED, gathered=0, declined=0)
+    assert not any("all-gathers of group" in line for line in lines)
+
+
 def test_each_group_has_its_own(results: Results) -> None:
     lines = case(results, "two_groups", served=[2, 1])
     assert has(lines, "on for group tp:")

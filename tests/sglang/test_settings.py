@@ -7,7 +7,17 @@ from pcie_allreduce.integrations.settings import Settings
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("", "_REQUIRE", "_ON_FAULT", "_TIMEOUT", "_WARMUP_TIMEOUT", "_MAX_BYTES", "_LOG_SECONDS", "_FUSED"):
+    for name in (
+        "",
+        "_REQUIRE",
+        "_ON_FAULT",
+        "_TIMEOUT",
+        "_WARMUP_TIMEOUT",
+        "_MAX_BYTES",
+        "_LOG_SECONDS",
+        "_FUSED",
+        "_GATHER",
+    ):
         monkeypatch.delenv(f"PCIE_ALLREDUCE{name}", raising=False)
 
 
@@ -27,6 +37,12 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch, text: str, on: bool) -> Non
 def test_fusing_is_on_off_or_left_to_the_device(monkeypatch: pytest.MonkeyPatch, text: str, fused: bool | None) -> None:
     monkeypatch.setenv("PCIE_ALLREDUCE_FUSED", text)
     assert Settings.from_environment().fused is fused
+
+
+@pytest.mark.parametrize(("text", "gather"), [("1", True), ("0", False), ("", False)])
+def test_all_gathers_are_left_alone_unless_asked_for(monkeypatch: pytest.MonkeyPatch, text: str, gather: bool) -> None:
+    monkeypatch.setenv("PCIE_ALLREDUCE_GATHER", text)
+    assert Settings.from_environment().gather is gather
 
 
 def test_requiring_is_enabling(monkeypatch: pytest.MonkeyPatch) -> None:
