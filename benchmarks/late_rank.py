@@ -38,10 +38,10 @@ CYCLES = 1800  # of a GPU's clock in a microsecond, about: what it spins is time
 SIZES = (14336, 43008, 131072, 524288, 1048576)
 
 
-class Behind(Ours):
+class Late(Ours):
     """Ours, `late` microseconds behind; without `calls` only late."""
 
-    def spin(self, device: torch.device, late: float, calls: bool = True) -> Behind:
+    def spin(self, device: torch.device, late: float, calls: bool = True) -> Late:
         self._spin, self._calls = spinner(device, late), calls
         return self
 
@@ -64,7 +64,7 @@ def spinner(device: torch.device, late: float) -> Callable[[], None]:
 
 def measure(seat: Seat, settings: Settings, jobs: Sequence[Job], tell: Tell) -> None:
     """What a rank does; the lateness travels as the jobs' names."""
-    ours = Behind(seat, settings.algorithms[0], max(settings.sizes))
+    ours = Late(seat, settings.algorithms[0], max(settings.sizes))
     on_gpu = seat.device.type == "cuda"
     is_late = seat.rank == seat.world - 1
 

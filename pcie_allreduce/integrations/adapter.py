@@ -68,7 +68,8 @@ class EngineAllReduce:
         self.declined = 0  # counted by who routes the rest: should_custom_ar must stay pure
         self.fuses = False  # set by who has the engine's layers ask should_fuse
         self.fused = 0  # of the calls that served counts
-        self.gathered = 0  # beside those
+        self.gathers = False  # set by who routes the engine's all-gathers here
+        self.gathered = 0  # beside those that served counts
         self._every_size = every_size
         self._on_fault = on_fault
         self._faulted = self._closed = False
@@ -88,8 +89,6 @@ class EngineAllReduce:
             self._comm.close()
             raise SetupError(self._comm.verdict.reason)
         self.fusing = Fusing(self._comm, name, settings.fused, every_size)
-        # Where ranks meet in another way, an all-gather is an all-reduce of all that is gathered.
-        self.gathers = settings.gather and self._comm.transport in ("peer", "cpu")
         self._watcher = Watcher(self._look, None, INTERVAL, abort=False)
         atexit.register(_close, weakref.ref(self))
 

@@ -20,12 +20,13 @@ NAMES = ("all_gather", "_all_gather_into_tensor")
 
 def attach(group: Any, adapter: EngineAllReduce) -> str | None:
     """From now on the adapter, which is the group's, serves all-gathers; or why it does not."""
-    if not adapter.gathers:
-        return f"transport {adapter.communicator.transport} would make all-reduces of them"
+    transport = adapter.communicator.transport
+    if transport not in ("peer", "cpu"):
+        return f"transport {transport} would make all-reduces of them"
     reason = seams.without(group, NAMES)
     if reason is not None:
-        adapter.gathers = False
         return seams.sentence("SGLang", reason)
+    adapter.gathers = True
     route(group)
     return None
 

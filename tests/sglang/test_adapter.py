@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import signal
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from ranks import Rank, run_ranks, start_ranks
 from torch._dynamo.testing import CompileCounter
 
 import pcie_allreduce
+from pcie_allreduce.integrations import sglang_gather
 from pcie_allreduce.integrations.adapter import EngineAllReduce
 from pcie_allreduce.integrations.settings import Settings
 
@@ -60,7 +62,9 @@ def test_it_has_the_face_that_engines_ask_for() -> None:
 
 
 def gathers(me: Rank) -> None:
-    adapter = adapter_of(me, settings=dataclasses.replace(SETTINGS, max_bytes=64 * 1024, gather=True))
+    adapter = adapter_of(me, settings=dataclasses.replace(SETTINGS, max_bytes=64 * 1024))
+    assert not adapter.should_gather(torch.ones(3, 100), torch.empty(3 * me.world, 100))  # until somebody routes them
+    adapter.gathers = True
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         x = torch.full((3, 100), me.rank + 1, dtype=dtype)
         for shape in [(3 * me.world, 100), (me.world, 3, 100), (me.world * 300,)]:  # as engines shape it
@@ -81,14 +85,20 @@ def gathers(me: Rank) -> None:
     assert not adapter.should_gather(torch.ones(big + 4), torch.ones((big + 4) * me.world))
     adapter.disabled = True
     assert not adapter.should_gather(x, out)
-    unasked = adapter_of(me)
-    assert not unasked.gathers and not unasked.should_gather(x, out)
     dist.barrier()
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_it_gathers_where_that_is_asked_for(world: int) -> None:
     run_ranks(world, gathers)
+
+
+@pytest.mark.parametrize(("transport", "reason"), [("host", "would make all-reduces"), ("peer", "without all_gather")])
+def test_all_gathers_that_cannot_be_served_are_left_with_the_reason(transport: str, reason: str) -> None:
+    adapter: Any = SimpleNamespace(communicator=SimpleNamespace(transport=transport), gathers=False)
+    told = sglang_gather.attach(SimpleNamespace(), adapter)
+    assert told is not None and reason in told
+    assert not adapter.gathers
 
 
 def pieces(me: Rank) -> None:
