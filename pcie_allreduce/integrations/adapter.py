@@ -68,7 +68,7 @@ class EngineAllReduce:
         self.declined = 0  # counted by who routes the rest: should_custom_ar must stay pure
         self.fuses = False  # set by who has the engine's layers ask should_fuse
         self.fused = 0  # of the calls that served counts
-        self.gathers = False  # set by who routes the engine's all-gathers here
+        self.gathers = False
         self.gathered = 0  # beside those that served counts
         self._every_size = every_size
         self._on_fault = on_fault
@@ -136,9 +136,27 @@ class EngineAllReduce:
             self._fault(error)
             raise
 
-    def should_gather(self, inp: torch.Tensor, out: torch.Tensor) -> bool:
-        """Whether gather_into serves these; of what is the same on all ranks alone."""
-        return (
+    def route_gathers(self) -> str | None:
+        """The engine's all-gathers come to gather or gather_into from now on; or why they should not."""
+        if self._comm.transport not in ("peer", "cpu"):
+            return f"transport {self._comm.transport} would make all-reduces of them"
+        self.gathers = True
+        return None
+
+    def gather(self, inp: torch.Tensor, dim: int) -> torch.Tensor | None:
+        """The inp of all ranks side by side along dim, as a new tensor; None: the engine's, and counted as that."""
+        if not -inp.dim() <= dim < inp.dim():
+            return None  # for the engine to tell
+        stacked = inp.new_empty((self._comm.world_size, *inp.shape))
+        if not self.gather_into(inp, stacked):
+            return None
+        dim %= inp.dim()
+        return stacked.movedim(0, dim).flatten(dim, dim + 1)
+
+    def gather_into(self, inp: torch.Tensor, out: torch.Tensor) -> bool:
+        """Fills out, whatever its shape is, with the inp of all ranks, one behind the other. False: the engine's, and
+        counted as that. Of shape, dtype, device and contiguity alone, so that all ranks say the same."""
+        if not (
             self.gathers
             and not self.disabled
             and inp.dim() > 0
@@ -147,16 +165,16 @@ class EngineAllReduce:
             and inp.is_contiguous()
             and inp.numel() * self._comm.world_size == out.numel()
             and self._comm.supports(out)
-        )
-
-    def gather_into(self, inp: torch.Tensor, out: torch.Tensor) -> None:
-        """Fills out with the inp of all ranks, one behind the other, whatever out's shape is."""
+        ):
+            self.declined += 1
+            return False
         self.gathered += 1
         try:
             self._comm.all_gather(inp, out=out.view(self._comm.world_size * inp.shape[0], *inp.shape[1:]))
         except PcieAllReduceError as error:
             self._fault(error)
             raise
+        return True
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[None]:

@@ -20,45 +20,30 @@ NAMES = ("all_gather", "_all_gather_into_tensor")
 
 def attach(group: Any, adapter: EngineAllReduce) -> str | None:
     """From now on the adapter, which is the group's, serves all-gathers; or why it does not."""
-    transport = adapter.communicator.transport
-    if transport not in ("peer", "cpu"):
-        return f"transport {transport} would make all-reduces of them"
     reason = seams.without(group, NAMES)
     if reason is not None:
         return seams.sentence("SGLang", reason)
-    adapter.gathers = True
-    route(group)
-    return None
+    refusal = adapter.route_gathers()
+    if refusal is None:
+        route(group)
+    return refusal
 
 
 def route(group: Any) -> None:
-    name = "all_gather" if group.device.type == "cpu" else "_all_gather_into_tensor"
     reference: Callable[[], Any] = weakref.ref(group)
 
     def all_gather(input_: torch.Tensor, dim: int = -1, *more: Any, **options: Any) -> Any:
-        """SGLang gathers CPU tensors by gloo (or its own shared memory) in this method, so we stand in front of it."""
         owner = reference()
-        if not more and not options and -input_.dim() <= dim < input_.dim():
-            stacked = input_.new_empty((owner.world_size, *input_.shape))
-            if _gather(owner, stacked, input_):
-                return stacked.movedim(0, dim % input_.dim()).flatten(dim % input_.dim(), dim % input_.dim() + 1)
-        return type(owner).all_gather(owner, input_, dim, *more, **options)
+        ours = isinstance(owner.ca_comm, EngineAllReduce) and not more and not options
+        gathered = owner.ca_comm.gather(input_, dim) if ours else None
+        return type(owner).all_gather(owner, input_, dim, *more, **options) if gathered is None else gathered
 
     def into_tensor(output: torch.Tensor, input: torch.Tensor) -> None:
         owner = reference()
-        if not _gather(owner, output, input):
+        if not (isinstance(owner.ca_comm, EngineAllReduce) and owner.ca_comm.gather_into(input, output)):
             type(owner)._all_gather_into_tensor(owner, output, input)
 
-    setattr(group, name, all_gather if name == "all_gather" else into_tensor)
-
-
-def _gather(group: Any, output: torch.Tensor, input_: torch.Tensor) -> bool:
-    adapter = group.ca_comm
-    if not isinstance(adapter, EngineAllReduce):
-        return False
-    served = adapter.should_gather(input_, output)
-    if served:
-        adapter.gather_into(input_, output)
+    if group.device.type == "cpu":  # SGLang gathers CPU tensors in this one, by gloo or its own shared memory
+        group.all_gather = all_gather
     else:
-        adapter.declined += 1
-    return served
+        group._all_gather_into_tensor = into_tensor

@@ -87,6 +87,8 @@ def make_communicator(original: Callable[..., None], *args: Any, **kwargs: Any) 
     adapter = getattr(communicator, "ca_comm", None)
     if isinstance(adapter, VllmAllReduce):
         _count_the_rest(communicator)
+        if Settings.from_environment().gather:
+            _gather(communicator, adapter)
         _tell_who_is_asked_first(communicator)
     elif adapter is None and place.name.split(":")[0] == "tp" and communicator.world_size > 1:
         _not_wanted(place.name, communicator.rank_in_group == 0)
@@ -142,6 +144,22 @@ def _tell_who_is_asked_first(communicator: Any) -> None:
             telling.once(f"{variable} is on: vLLM asks it first, and us for what it does not take")
     if os.environ.get("VLLM_USE_NCCL_SYMM_MEM", "").strip() not in ("", "0"):
         telling.once("VLLM_USE_NCCL_SYMM_MEM is on: vLLM asks NCCL first for the sizes that it holds to be NCCL's")
+
+
+def _gather(communicator: Any, adapter: VllmAllReduce) -> None:
+    """Every all-gather of the group goes through this method, inside an operator that Dynamo does not look into."""
+    reference: Callable[[], Any] = weakref.ref(communicator)
+
+    def all_gather(input_: torch.Tensor, dim: int = -1) -> Any:
+        owner = reference()
+        gathered = owner.ca_comm.gather(input_, dim) if isinstance(owner.ca_comm, VllmAllReduce) else None
+        return type(owner).all_gather(owner, input_, dim) if gathered is None else gathered
+
+    refusal = adapter.route_gathers()
+    if refusal is None:
+        communicator.all_gather = all_gather
+    if communicator.rank_in_group == 0:
+        telling.gathers(adapter, refusal)
 
 
 def _count_the_rest(communicator: Any) -> None:

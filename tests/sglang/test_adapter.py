@@ -63,28 +63,33 @@ def test_it_has_the_face_that_engines_ask_for() -> None:
 
 def gathers(me: Rank) -> None:
     adapter = adapter_of(me, settings=dataclasses.replace(SETTINGS, max_bytes=64 * 1024))
-    assert not adapter.should_gather(torch.ones(3, 100), torch.empty(3 * me.world, 100))  # until somebody routes them
-    adapter.gathers = True
+    x, out = torch.full((3, 100), me.rank + 1.0), torch.empty(3 * me.world, 100)
+    assert not adapter.gather_into(x, out)  # until somebody routes them
+    assert adapter.route_gathers() is None
+    everyone = [*range(1, me.world + 1)]
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        x = torch.full((3, 100), me.rank + 1, dtype=dtype)
         for shape in [(3 * me.world, 100), (me.world, 3, 100), (me.world * 300,)]:  # as engines shape it
-            out = torch.full(shape, float("nan"), dtype=dtype)
-            assert adapter.should_gather(x, out) is True
-            adapter.gather_into(x, out)
-            assert [float(part.unique()) for part in out.view(-1).tensor_split(me.world)] == [*range(1, me.world + 1)]
-    assert (adapter.gathered, adapter.served) == (9, 0)
-    x, out = torch.ones(3, 100), torch.empty(3 * me.world, 100)
-    assert not adapter.should_gather(x.int(), out.int())
-    assert not adapter.should_gather(x.half(), out)
-    assert not adapter.should_gather(x.t(), out)
-    assert not adapter.should_gather(x, torch.empty(100, 3 * me.world).t())
-    assert not adapter.should_gather(x, torch.empty(3, 100))
-    assert not adapter.should_gather(torch.ones(()), torch.empty(me.world))
-    big = 64 * 1024 // 4 // me.world // 4 * 4
-    assert adapter.should_gather(torch.ones(big), torch.ones(big * me.world))
-    assert not adapter.should_gather(torch.ones(big + 4), torch.ones((big + 4) * me.world))
+            whole = torch.full(shape, float("nan"), dtype=dtype)
+            assert adapter.gather_into(x.to(dtype), whole)
+            assert [float(part.unique()) for part in whole.view(-1).tensor_split(me.world)] == everyone
+    numbered = torch.arange(24.0).view(2, 3, 4) + 24 * me.rank
+    for dim in (0, 1, 2, -1, -2, -3):
+        side_by_side = adapter.gather(numbered, dim)
+        assert side_by_side is not None and side_by_side.is_contiguous()
+        assert torch.equal(
+            side_by_side, torch.cat([torch.arange(24.0).view(2, 3, 4) + 24 * r for r in range(me.world)], dim)
+        )
+    assert adapter.gather(numbered, 3) is None
+    assert (adapter.gathered, adapter.served, adapter.declined) == (15, 0, 1)
+    refused = [(x.int(), out.int()), (x.half(), out), (x.t(), out), (x, torch.empty(100, 3 * me.world).t())]
+    refused += [(x, torch.empty(3, 100)), (torch.ones(()), torch.empty(me.world))]
+    assert [adapter.gather_into(*pair) for pair in refused] == [False] * 6
+    most = 64 * 1024 // 4 // me.world // 4 * 4
+    assert adapter.gather_into(torch.ones(most), torch.ones(most * me.world))
+    assert not adapter.gather_into(torch.ones(most + 4), torch.ones((most + 4) * me.world))
     adapter.disabled = True
-    assert not adapter.should_gather(x, out)
+    assert not adapter.gather_into(x, out)
+    assert (adapter.gathered, adapter.served, adapter.declined) == (16, 0, 9)
     dist.barrier()
 
 
@@ -93,12 +98,21 @@ def test_it_gathers_where_that_is_asked_for(world: int) -> None:
     run_ranks(world, gathers)
 
 
-@pytest.mark.parametrize(("transport", "reason"), [("host", "would make all-reduces"), ("peer", "without all_gather")])
-def test_all_gathers_that_cannot_be_served_are_left_with_the_reason(transport: str, reason: str) -> None:
-    adapter: Any = SimpleNamespace(communicator=SimpleNamespace(transport=transport), gathers=False)
-    told = sglang_gather.attach(SimpleNamespace(), adapter)
-    assert told is not None and reason in told
+def through_host_memory(me: Rank) -> str | None:
+    adapter = adapter_of(me)
+    adapter.communicator.transport = "host"
+    told = adapter.route_gathers()
     assert not adapter.gathers
+    return told
+
+
+def test_all_gathers_that_would_be_all_reduces_are_left_to_the_engine() -> None:
+    assert run_ranks(2, through_host_memory) == ["transport host would make all-reduces of them"] * 2
+
+
+def test_a_group_of_another_shape_keeps_its_all_gathers() -> None:
+    told = sglang_gather.attach(SimpleNamespace(), None)  # type: ignore[arg-type]
+    assert told is not None and "without all_gather, _all_gather_into_tensor" in told
 
 
 def pieces(me: Rank) -> None:

@@ -60,7 +60,7 @@ class Log(logging.Handler):
 
 
 def served(me: Rank, version: str) -> list[str]:
-    state = state_of(version, PCIE_ALLREDUCE="1")
+    state = state_of(version, PCIE_ALLREDUCE="1", PCIE_ALLREDUCE_GATHER="1")
     log = Log()
     group = group_of(me, state)
     adapter = group.device_communicator.ca_comm
@@ -77,6 +77,10 @@ def served(me: Rank, version: str) -> list[str]:
     for unserved in (torch.ones(256, 256), torch.ones(4, dtype=torch.int64)):
         assert torch.equal(group.all_reduce(unserved), unserved * 2)
     assert (adapter.served, adapter.declined) == (3, 2)
+    logits = torch.full((2, 8), me.rank + 1, dtype=torch.float16)
+    assert group.all_gather(logits).tolist() == [[1.0] * 8 + [2.0] * 8] * 2
+    assert group.all_gather(torch.full((2, 1), me.rank)).tolist() == [[0, 1]] * 2
+    assert (adapter.gathered, adapter.declined) == (1, 3)
     for name in ("custom_all_gather", "custom_reduce_scatter"):  # of later versions
         assert getattr(group.device_communicator, name, lambda x: None)(x) is None
     assert group_of(me, state, "ep").device_communicator.ca_comm is None
@@ -115,7 +119,7 @@ def ran(published: Published, function: Any, *args: Any) -> list[Any]:
 def test_a_group_of_vllms_is_served(published: Published) -> None:
     first, second = ran(published, served)
     assert first[0].startswith("pcie-allreduce: on for group tp:0: 2 ranks, transport cpu, ")
-    assert first[-1] == "pcie-allreduce: group tp:0 served 3 all-reduces (2 went to the engine)"
+    assert first[-1] == "pcie-allreduce: group tp:0 served 4 all-reduces and all-gathers (3 went to the engine)"
     assert second == []
 
 

@@ -161,6 +161,15 @@ def test_torch_compile_does_not_look_into_it(published: Published) -> None:
 
 
 @every_version
+def test_nor_into_all_gathers(published: Published) -> None:
+    tree = published.tree(STATE)
+    text = ast.unparse(function(tree, "GroupCoordinator", "all_gather"))
+    assert "torch.ops.vllm.all_gather(input_, dim, world_size, group_name=self.unique_name)" in text
+    text = ast.unparse(function(tree, "GroupCoordinator", "_all_gather_out_place"))
+    assert "return self.device_communicator.all_gather(input_, dim)" in text
+
+
+@every_version
 def test_plugins_are_loaded_by_every_worker_and_called_without_arguments(published: Published) -> None:
     assert "vllm.general_plugins" in published.file("vllm/plugins/__init__.py").read_text()
     loads = next(

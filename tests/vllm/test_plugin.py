@@ -62,6 +62,7 @@ def served(me: Rank) -> list[str]:
             assert torch.equal(tp.all_reduce(unserved), unserved * me.world)
         assert tp.custom_all_gather(x) is None and tp.ca_comm.custom_reduce_scatter(x) is None
         assert (tp.ca_comm.served, tp.ca_comm.declined) == (4, 3)
+        assert "all_gather" not in vars(tp)
         me.meet()
         tp.destroy()  # drops its reference, and nothing else
         return lines
@@ -76,6 +77,25 @@ def test_on_it_serves_what_it_can_and_says_so() -> None:
     )
     assert first[-1] == "pcie-allreduce: group tp:0 served 4 all-reduces (3 went to the engine)"
     assert second == []  # one rank speaks for the group
+
+
+def gathered(me: Rank) -> list[str]:
+    with vllm(**ON, PCIE_ALLREDUCE_GATHER="1", PCIE_ALLREDUCE_MAX_BYTES="65536") as lines:
+        plugin.register()
+        tp, ep = communicator(me), communicator(me, "ep:0")
+        for x in (torch.full((4, 256), me.rank + 1.0), torch.full((4, 2), me.rank + 1)):
+            for group in (tp, ep):
+                for dim in (0, 1, -1):
+                    assert torch.equal(group.all_gather(x, dim), torch.cat(me.gather(x), dim))
+        assert (tp.ca_comm.gathered, tp.ca_comm.declined) == (3, 3)
+        me.meet()
+        return lines
+
+
+def test_all_gathers_are_served_where_that_is_asked_for() -> None:
+    first, second = run_ranks(2, gathered)
+    told = "pcie-allreduce: all-gathers of group tp:0 are served: up to 65536 bytes of all ranks together"
+    assert told in first and second == []
 
 
 def untouched(me: Rank) -> None:

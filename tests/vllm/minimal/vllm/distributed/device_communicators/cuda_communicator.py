@@ -33,6 +33,11 @@ class CudaCommunicator:
         dist.all_reduce(out, group=self.device_group)
         return out
 
+    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        parts = [torch.empty_like(input_) for _ in range(self.world_size)]
+        dist.all_gather(parts, input_, group=self.device_group)
+        return torch.cat(parts, dim)
+
     def custom_all_gather(self, input_: torch.Tensor) -> Any:
         return None if self.ca_comm is None else self.ca_comm.custom_all_gather(input_.contiguous())
 
