@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -443,6 +444,7 @@ def test_a_program_may_end_without_closing(tmp_path: Path) -> None:
         for rank in ranks:
             rank.kill()
             rank.wait()
+    said = [re.sub(r"^\[Gloo\] Rank .*\n", "", words) for words in said]  # torch 2.9's gloo says that it is connected
     assert [(rank.returncode, words) for rank, words in zip(ranks, said, strict=True)] == [(0, "")] * 2
     assert left_in_shared_memory(before) == set()
 
