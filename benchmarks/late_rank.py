@@ -4,11 +4,10 @@
     PCIE_ALLREDUCE_P2P=0 python benchmarks/late_rank.py                        # through host memory
     python benchmarks/late_rank.py --device cpu --ranks 2                      # CPU ranks
 
-Ranks are never quite together in a server, and a peer that waits must not hold up the one that it waits for: looks
-that fill a link are in the way of the data that they look for. The last rank spins on its GPU for so many microseconds
-in front of every call (`torch.cuda._sleep`; a CPU rank counts time), all in one CUDA graph, behind a barrier and an
-untimed replay as in `pcie-allreduce bench`. `us_median` is that rank's time a call less that of a graph that spins
-alone; nothing it needs is late, so it should not depend on how late the rank is.
+Ranks are never quite together in a server, and a peer that waits must not hold up the one that it waits for. The last
+rank spins on its GPU for so many microseconds in front of every call (`torch.cuda._sleep`; a CPU rank counts time), all
+in one CUDA graph, behind a barrier and an untimed replay as in `pcie-allreduce bench`. `us_median` is that rank's time
+a call less that of a graph that spins alone; nothing it needs is late, so it should not depend on how late the rank is.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class StagedMachine : public Machine<Element, kShare> {
   static constexpr Word kSoloBytes = 256 * 1024;  // 5 us of a link, by all lanes together
   static constexpr Word kFewBytes = 16 * 1024;    // looks at so few packs hold up nobody
   __device__ __forceinline__ bool looks_ahead() const { return kWorld > 2 || request_.bytes > kFewBytes; }
-  // Of more bytes than that all lanes would ask after a single look.
+  // From that many bytes on all lanes would ask after a single look.
   __device__ __forceinline__ bool wait_to_be_asked() const { return kWorld == 2 && request_.bytes < kSoloBytes; }
   Word solo_bytes_ = 0;
   static constexpr Word kLooks = 1024;  // a millisecond at least

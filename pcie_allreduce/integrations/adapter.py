@@ -147,6 +147,9 @@ class EngineAllReduce:
         """The inp of all ranks side by side along dim, as a new tensor; None: the engine's, and counted as that."""
         if not -inp.dim() <= dim < inp.dim():
             return None  # for the engine to tell
+        if inp.nbytes * self._comm.world_size > self._comm.max_bytes:  # asked before memory is taken for it
+            self.declined += 1
+            return None
         stacked = inp.new_empty((self._comm.world_size, *inp.shape))
         if not self.gather_into(inp, stacked):
             return None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import seams
+from . import gathering, seams
 from .adapter import EngineAllReduce
 
 NAMES = ("all_gather", "_all_gather_into_tensor")
@@ -30,20 +30,14 @@ def attach(group: Any, adapter: EngineAllReduce) -> str | None:
 
 
 def route(group: Any) -> None:
+    if group.device.type == "cpu":  # SGLang gathers CPU tensors in this one, by gloo or its own shared memory
+        group.all_gather = gathering.all_gather(group)
+        return
     reference: Callable[[], Any] = weakref.ref(group)
-
-    def all_gather(input_: torch.Tensor, dim: int = -1, *more: Any, **options: Any) -> Any:
-        owner = reference()
-        ours = isinstance(owner.ca_comm, EngineAllReduce) and not more and not options
-        gathered = owner.ca_comm.gather(input_, dim) if ours else None
-        return type(owner).all_gather(owner, input_, dim, *more, **options) if gathered is None else gathered
 
     def into_tensor(output: torch.Tensor, input: torch.Tensor) -> None:
         owner = reference()
         if not (isinstance(owner.ca_comm, EngineAllReduce) and owner.ca_comm.gather_into(input, output)):
             type(owner)._all_gather_into_tensor(owner, output, input)
 
-    if group.device.type == "cpu":  # SGLang gathers CPU tensors in this one, by gloo or its own shared memory
-        group.all_gather = all_gather
-    else:
-        group._all_gather_into_tensor = into_tensor
+    group._all_gather_into_tensor = into_tensor

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..errors import SetupError
-from . import fault_policy, telling
+from . import fault_policy, gathering, telling
 from .adapter import EngineAllReduce
 from .settings import REQUIRE, Settings
 
@@ -147,17 +147,10 @@ def _tell_who_is_asked_first(communicator: Any) -> None:
 
 
 def _gather(communicator: Any, adapter: VllmAllReduce) -> None:
-    """Every all-gather of the group goes through this method, inside an operator that Dynamo does not look into."""
-    reference: Callable[[], Any] = weakref.ref(communicator)
-
-    def all_gather(input_: torch.Tensor, dim: int = -1) -> Any:
-        owner = reference()
-        gathered = owner.ca_comm.gather(input_, dim) if isinstance(owner.ca_comm, VllmAllReduce) else None
-        return type(owner).all_gather(owner, input_, dim) if gathered is None else gathered
-
+    """Every all-gather of the group goes through one method, inside an operator that Dynamo does not look into."""
     refusal = adapter.route_gathers()
     if refusal is None:
-        communicator.all_gather = all_gather
+        communicator.all_gather = gathering.all_gather(communicator)
     if communicator.rank_in_group == 0:
         telling.gathers(adapter, refusal)
 
