@@ -8,13 +8,15 @@ Rates are those of the start-up probe, 32 times 256 KiB by 32 blocks of 256 thre
 16 bytes whose answer decides on the next (`poll_ns`), and a system fence behind so many 16-byte stores (`fence_ns`), on
 one GPU while the others are quiet and on all at once. Torn stores: 256 lanes of rank 0 store packs of four equal words,
 as fast as they can, and as many lanes of rank 1 look at them; a pack of two values is torn. `changes` are looks at
-another pack than the last one, so only those can have met a store half done.
+another pack than the last one, so only those can have met a store half done. `placement`: pages of each rank's slab by
+NUMA node, as the kernel tells the rank.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -51,6 +53,7 @@ def measure(seat: Seat, settings: Settings, jobs: Sequence[Job], tell: Tell) -> 
         "poll_ns": lane(rendezvous, experiments, Kind.POLL, 0),
         "fence_ns": {packs: lane(rendezvous, experiments, Kind.FENCE, packs) for packs in FENCED},
         "torn": torn(rendezvous, experiments, TEAR_REPEATS[settings.device]),
+        "placement": rendezvous.gather(placement(transport.handle().decode())),
     }
     rendezvous.gather(None)
     transport.close(construction.CLOSE_PATIENCE)
@@ -84,6 +87,16 @@ def torn(rendezvous: Rendezvous, experiments: Experiments, repeats: int) -> dict
     return counts
 
 
+def placement(name: str) -> dict[str, int]:
+    """Pages by NUMA node of the shared memory of that name, which this process has mapped; {} where nobody tells."""
+    try:
+        mappings = Path("/proc/self/numa_maps").read_text().splitlines()
+    except OSError:
+        return {}
+    own = [line for line in mappings if f"file=/dev/shm{name}\\040" in line]
+    return {node: int(pages) for line in own for node, pages in re.findall(r" (N\d+)=(\d+)", line)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What GPUs do with the host's memory over PCIe.")
     parser.add_argument("--ranks", type=int, default=2, help="default 2, each with a GPU of its own")
@@ -106,7 +119,7 @@ def main() -> None:
 
     run_pass(settings, Pass({}, ()), hear, body=measure)
     print(stamp["label"])
-    for name in ("poll_ns", "fence_ns", "torn"):
+    for name in ("poll_ns", "fence_ns", "torn", "placement"):
         print(f"{name}: {heard[name]}")
     for name in ("push_gbps", "pull_gbps", "push_together_gbps", "pull_together_gbps", "latency_us"):
         print(f"{name}: {heard['traffic'][name]}")

@@ -3,6 +3,7 @@
 
 #include "cuda/slabs.h"
 #include "host/cpu_ranks.h"
+#include "host/placement.h"
 
 namespace pcie_allreduce::cuda {
 namespace {
@@ -36,7 +37,16 @@ class Registered {
   char* seen_ = nullptr;
 };
 
-host::SharedMemory fresh(Word area_packs) {
+int node_of(int device) {
+  int node = -1;
+  const bool told = cudaDeviceGetAttribute(&node, cudaDevAttrHostNumaId, device) == cudaSuccess;
+  if (!told) static_cast<void>(cudaGetLastError());  // an older driver's; the slab lies somewhere, then
+  return told ? node : -1;
+}
+
+// Near to the GPU that writes it. Pages lie where the thread runs that takes them.
+host::SharedMemory fresh(int device, Word area_packs) {
+  const host::RunsOn near(host::processors_of(node_of(device)));
   host::SharedMemory memory = host::SharedMemory::create(slab_bytes(area_packs, Transport::kStaged));
   const std::vector<char> image = host::fresh_slab(area_packs, Transport::kStaged);
   std::copy(image.begin(), image.end(), memory.data());
@@ -46,7 +56,7 @@ host::SharedMemory fresh(Word area_packs) {
 class StagedSlabs : public Slabs {
  public:
   StagedSlabs(int device, Word area_packs) : device_(device) {
-    mapped_.push_back(std::make_unique<Registered>(device, fresh(area_packs)));
+    mapped_.push_back(std::make_unique<Registered>(device, fresh(device, area_packs)));
   }
 
   char* own() const override { return mapped_[0]->seen_by_gpu(); }

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pcie_allreduce import _C
+from pcie_allreduce.plan import TRANSPORTS
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "host_facts.py"
 
 pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="the tests run without the repository around them")
@@ -28,3 +31,5 @@ def test_cpu_ranks_run_through_it(tmp_path: Path) -> None:
     assert all(ns > 0 for fence in facts["fence_ns"].values() for ns in fence.values())
     torn = facts["torn"]
     assert torn["looks"] >= torn["changes"] >= 5 * 256 and torn["unfinished"] == 0
+    slab = _C.slab_bytes(_C.PROBE_AREA_PACKS, TRANSPORTS.index("staged"))
+    assert [4096 * sum(pages.values()) for pages in facts["placement"]] == [slab] * 3
