@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 
@@ -29,23 +31,24 @@ def modelled(preset: str, name: str, world: int, nbytes: int, dtype_bytes: int =
     return us
 
 
-# Our own figures on two H200 in a graph, one-shot: two ranks measured, eight emulated. The kernel's costs are fitted to
-# 1,024 bytes and the emulated rate to 524,288, so that line says that the fit is right; the others say more.
+# Our own figures on two H200 in a graph, one-shot: two ranks measured, eight emulated. The kernel's costs were fitted
+# to 1,024 bytes and the emulated rate to 524,288, of an earlier build.
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 OURS = [
-    ("nvlink", 2, 14336, 2.01, 0.03),
-    ("nvlink", 2, 43008, 2.17, 0.05),
-    ("nvlink", 2, 131072, 2.45, 0.05),
-    ("nvlink", 2, 524288, 3.62, 0.05),
-    ("emulated", 8, 14336, 3.40, 0.05),
-    ("emulated", 8, 43008, 4.59, 0.03),
-    ("emulated", 8, 131072, 8.51, 0.08),
-    ("emulated", 8, 524288, 29.6, 0.03),
+    ("nvlink", "h200x2-ranks2", {14336: 0.01, 43008: 0.02, 131072: 0.01, 524288: 0.06}),
+    ("emulated", "h200x2-ranks8", {14336: 0.01, 43008: 0.07, 131072: 0.10, 524288: 0.07}),
 ]
 
 
-@pytest.mark.parametrize(("preset", "world", "nbytes", "us", "tolerance"), OURS)
-def test_distance_from_what_was_measured(preset: str, world: int, nbytes: int, us: float, tolerance: float) -> None:
-    assert modelled(preset, "one_shot", world, nbytes) == pytest.approx(us, rel=tolerance)
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="the tests run without the repository around them")
+@pytest.mark.parametrize(("preset", "name", "tolerances"), OURS)
+def test_distance_from_what_was_measured(preset: str, name: str, tolerances: dict[int, float]) -> None:
+    rows = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    ours = [row for row in rows if row["algorithm"] == "one_shot" and row["mode"] == "graph"]
+    measured = {row["bytes"]: (row["world"], row["us_median"]) for row in ours}
+    for nbytes, tolerance in tolerances.items():
+        world, us = measured[nbytes]
+        assert modelled(preset, "one_shot", world, nbytes) == pytest.approx(us, rel=tolerance), nbytes
 
 
 def test_distance_from_what_others_published() -> None:

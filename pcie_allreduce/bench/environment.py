@@ -50,7 +50,7 @@ def stamp(settings: Settings, here: Machine) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "cpu": {"model": cpu_model(), "cores": os.cpu_count()},
         "driver": _driver() if settings.gpus else None,
         "mps": here.mps,

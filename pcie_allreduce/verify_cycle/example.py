@@ -1,19 +1,19 @@
-"""The campaign's figures worked through, in words and a table. Nothing is measured here."""
+"""Reported figures worked through, in words and a table. Nothing is measured here."""
 
 from __future__ import annotations
 
-from pcie_allreduce.verify_cycle.speculation import VERIFY_SHARE, Campaign
+from pcie_allreduce.verify_cycle.speculation import VERIFY_SHARE, Reported
 
 COMPUTE_MS = (4, 8, 12)
 STEPS_US = (200, 100, 50, 25, 10, 5)
 
 
-def worked(campaign: Campaign | None = None) -> str:
-    seen = campaign or Campaign()
+def worked(reported: Reported | None = None) -> str:
+    seen = reported or Reported()
     total = seen.all_reduces * seen.all_reduce_us / 1e3
     lines = [
-        f"Seen on eight RTX PRO 6000: {seen.plain:g} tokens/s without speculation, 54 to 60 with it (here "
-        f"{seen.speculative:g}), and",
+        "Reported by the owner of eight RTX PRO 6000, without this package:",
+        f"{seen.plain:g} tokens/s without speculation, 54 to 60 with it (here {seen.speculative:g}), and",
         f"{seen.all_reduces} all-reduces x {seen.all_reduce_us:g} us = {total:.1f} ms in a verify pass.",
         "",
         "    tokens/s = acceptance x verify share / (all-reduces x us each + compute)",

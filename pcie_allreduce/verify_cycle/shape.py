@@ -1,6 +1,6 @@
 """Sizes of the stand-in model. A rank has the shards of `tp` ranks, however many ranks there are here.
 
-Routed experts are 4-bit weights in the campaign's model and bf16 here, so a quarter as many are read: as many bytes.
+Routed experts are 4-bit weights in the model itself and bf16 here, so a quarter as many are read: as many bytes.
 """
 
 from __future__ import annotations

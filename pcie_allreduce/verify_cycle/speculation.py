@@ -3,7 +3,7 @@
     tokens per second = acceptance x verify share / time of a verify pass
 
 `acceptance` is the mean number of tokens that a pass yields: accepted drafts and one more. The rest of a cycle, the
-draft model and the choice, takes the part that the verify pass does not have; the campaign saw 97 %.
+draft model and the choice, takes the part that the verify pass does not have; 97 % was reported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def acceptance_for(tokens: float, pass_us: float, share: float = VERIFY_SHARE) -
 
 
 @dataclass(frozen=True)
-class Campaign:
+class Reported:
     """What was seen on eight RTX PRO 6000: tokens per second without and with speculation, and the all-reduces of a
     verify pass. What its matmuls took was not told, so it is varied."""
 

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 
 import pytest
 
@@ -17,6 +19,7 @@ from pcie_allreduce.bench.rows import Row
 from pcie_allreduce.bench.settings import Machine, Request, Settings, settle
 
 CPU = Machine(gpus=0, cuda_build=False, mps=False)
+Children = Callable[[], list[BaseProcess]]
 LIMIT = 120.0  # seconds; two processes that import torch on a busy machine
 
 
@@ -24,14 +27,26 @@ def settings(repeats: int = 1, sizes: tuple[int, ...] = (1024,)) -> Settings:
     return settle(Request(ranks=2, sizes=sizes, repeats=repeats), CPU)
 
 
-def test_rows_and_steps_are_heard_and_no_process_is_left() -> None:
+@pytest.fixture
+def started() -> Children:
+    """The processes that this test has started and that are alive, by name; other tests keep some of theirs."""
+    others = multiprocessing.active_children()
+
+    def now() -> list[BaseProcess]:
+        own = [child for child in multiprocessing.active_children() if child not in others]
+        return sorted(own, key=lambda child: child.name)
+
+    return now
+
+
+def test_rows_and_steps_are_heard_and_no_process_is_left(started: Children) -> None:
     heard: list[Message] = []
     run_pass(settings(), Pass({}, (Job("gloo"),)), heard.append, silence=LIMIT)
     assert [message.kind for message in heard] == ["facts", "step", "row", "step"]
     row = heard[2].value
     assert isinstance(row, Row)
     assert (row.backend, row.exact, row.identical, row.correctly_rounded) == ("gloo", True, True, True)
-    assert not multiprocessing.active_children()
+    assert not started()
 
 
 def test_a_backend_that_cannot_run_here_is_told_with_its_reason_and_the_others_run() -> None:
@@ -50,38 +65,40 @@ def test_the_environment_of_a_pass_is_set_in_its_ranks_alone(monkeypatch: pytest
     assert "GLOO_SOCKET_IFNAME" not in os.environ
 
 
-def test_a_rank_that_fails_is_named_with_its_reason_and_traceback() -> None:
+def test_a_rank_that_fails_is_named_with_its_reason_and_traceback(started: Children) -> None:
     with pytest.raises(RanksFailed, match=r"^rank \d failed: ValueError: no backend is called 'mpi'$") as caught:
         run_pass(settings(), Pass({}, (Job("mpi"),)), print, silence=LIMIT)
     assert "Traceback" in caught.value.detail
-    assert not multiprocessing.active_children()
+    assert not started()
 
 
-def test_a_killed_rank_is_the_cause_whatever_its_peers_say() -> None:
+def test_a_killed_rank_is_the_cause_whatever_its_peers_say(started: Children) -> None:
     def hear(message: Message) -> None:
         if message.kind == "step" and not killed:
-            killed.append(sorted(multiprocessing.active_children(), key=lambda child: child.name)[1].pid or 0)
+            killed.append(started()[1].pid or 0)
             os.kill(killed[0], signal.SIGKILL)
 
     killed: list[int] = []
     with pytest.raises(RanksFailed, match=r"^rank \d was ended by SIGKILL$"):
         run_pass(settings(repeats=1000), Pass({}, (Job("gloo"),)), hear, silence=LIMIT)
     assert killed
-    assert not multiprocessing.active_children()
+    assert not started()
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_ends_the_run_when_nobody_has_spoken_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_rank_ends_the_run_when_nobody_has_spoken_for_long(
+    started: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ranks, "END_LIMIT", 1.0)  # a stopped process does not heed SIGTERM
 
     def hear(message: Message) -> None:
         if message.kind == "step" and not stopped:
             stopped.append(time.monotonic())
-            for child in multiprocessing.active_children():
+            for child in started():
                 os.kill(child.pid or 0, signal.SIGSTOP)
 
     stopped: list[float] = []
     with pytest.raises(RanksFailed, match=r"no rank said anything for 10 s; not finished: rank\(s\) 0, 1"):
         run_pass(settings(repeats=1000), Pass({}, (Job("gloo"),)), hear, silence=10.0)
     assert time.monotonic() - stopped[0] < 60
-    assert not multiprocessing.active_children()
+    assert not started()

@@ -11,24 +11,24 @@ from pcie_allreduce.memory.facts import GB, CannotTell
 from pcie_allreduce.memory.model import Model
 from pcie_allreduce.plan import area_packs_for, memory_bytes
 
-CAMPAIGN = Extraction(samples=1000, sample_tokens=2048, batch=2000, headroom=4.0, model=Model())
+REPORTED = Extraction(samples=1000, sample_tokens=2048, batch=2000, headroom=4.0, model=Model())
 
 
 def test_a_batch_of_2000_samples_is_two_million_tokens() -> None:
-    assert CAMPAIGN.in_batch * CAMPAIGN.sample_tokens == 2_048_000
-    assert CAMPAIGN.gb(CAMPAIGN.in_batch) == pytest.approx(2_048_000 * (4 + 12) * 7168 * 2 / GB)
-    assert not CAMPAIGN.fits
+    assert REPORTED.in_batch * REPORTED.sample_tokens == 2_048_000
+    assert REPORTED.gb(REPORTED.in_batch) == pytest.approx(2_048_000 * (4 + 12) * 7168 * 2 / GB)
+    assert not REPORTED.fits
     assert any(
         "437.50 GB where 4.00 GB are free: it does not fit. --batch 9 does" in line
-        for line in told.extraction(CAMPAIGN)
+        for line in told.extraction(REPORTED)
     )
-    assert any("Read as tokens, 2,000 would be 0.43 GB" in line for line in told.extraction(CAMPAIGN))
+    assert any("Read as tokens, 2,000 would be 0.43 GB" in line for line in told.extraction(REPORTED))
 
 
 def test_the_batch_that_fits_is_the_largest_one() -> None:
-    assert CAMPAIGN.gb(CAMPAIGN.fitting) <= 4.0 < CAMPAIGN.gb(CAMPAIGN.fitting + 1)
-    assert CAMPAIGN.fitting_tokens // 2048 == CAMPAIGN.fitting
-    assert Extraction(1000, 2048, CAMPAIGN.fitting, 4.0, Model()).fits
+    assert REPORTED.gb(REPORTED.fitting) <= 4.0 < REPORTED.gb(REPORTED.fitting + 1)
+    assert REPORTED.fitting_tokens // 2048 == REPORTED.fitting
+    assert Extraction(1000, 2048, REPORTED.fitting, 4.0, Model()).fits
 
 
 def test_few_samples_are_one_batch() -> None:

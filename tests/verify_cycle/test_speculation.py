@@ -1,4 +1,4 @@
-"""From passes to tokens per second, and the campaign's figures against one another."""
+"""From passes to tokens per second, and reported figures against one another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from pcie_allreduce.verify_cycle.example import worked
 from pcie_allreduce.verify_cycle.report import FARTHEST, PassRow, Speculation, complaints, told
-from pcie_allreduce.verify_cycle.speculation import Campaign, acceptance_for, tokens_per_second
+from pcie_allreduce.verify_cycle.speculation import Reported, acceptance_for, tokens_per_second
 
 ROW = PassRow("nccl", "none", 8, 8, 3, 43008, 123, 32400.0, 32000.0, 33000.0, 8000.0, 20, 3, True, 0.01)
 
@@ -19,8 +19,8 @@ def test_a_pass_of_30_ms_that_yields_2_tokens_is_65_tokens_a_second() -> None:
 
 
 @pytest.mark.parametrize("compute", [0.0, 4000.0, 12000.0])
-def test_the_campaign_is_consistent_with_itself(compute: float) -> None:
-    seen = Campaign()
+def test_what_was_reported_is_consistent_with_itself(compute: float) -> None:
+    seen = Reported()
     assert seen.tokens_per_second(200.0, compute) == pytest.approx(57.0)
     assert seen.tokens_per_second(seen.even_us(compute), compute) == pytest.approx(82.0)
     assert seen.pass_us(200.0, 0.0) == pytest.approx(24_400.0)
@@ -29,7 +29,7 @@ def test_the_campaign_is_consistent_with_itself(compute: float) -> None:
 def test_the_example_follows_its_figures() -> None:
     text = worked()
     assert "122 all-reduces x 200 us = 24.4 ms" in text
-    assert worked(replace(Campaign(), plain=100.0)) != text
+    assert worked(replace(Reported(), plain=100.0)) != text
     shown = next(line for line in text.splitlines() if line.startswith("tokens/s at 200 us"))
     assert shown.split()[-3:] == ["57", "57", "57"]
 
