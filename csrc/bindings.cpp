@@ -48,6 +48,17 @@ py::list describe(const std::vector<PeerWait>& waits) {
 
 std::vector<std::string> strings(const std::vector<py::bytes>& handles) { return {handles.begin(), handles.end()}; }
 
+// Other Python threads run meanwhile. Ctrl-C ends a wait (`interrupted`), and is raised here.
+template <class Call>
+auto waiting(const Call& call) {
+  const auto result = [&] {
+    const py::gil_scoped_release others_run;
+    return call();
+  }();
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return result;
+}
+
 // What was measured, without the places that nothing was told of: (index, finding, where, expected, got, nanoseconds
 // from its rank's clock: began, ended).
 template <class Channel>
@@ -61,12 +72,7 @@ py::list measure(Channel& channel, const std::vector<Word>& experiment, double t
                          experiment[5],
                          experiment[6],
                          experiment[7]};
-  std::vector<Result> results;
-  {
-    const py::gil_scoped_release others_run;
-    results = channel.measure(asked, timeout);
-  }
-  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  const std::vector<Result> results = waiting([&] { return channel.measure(asked, timeout); });
   py::list told;
   for (std::size_t i = 0; i < results.size(); ++i) {
     const Result& result = results[i];
@@ -162,31 +168,23 @@ PYBIND11_MODULE(_C, m) {
       .def("forget_names", &CpuChannel::forget_names)
       .def("set_islands", &CpuChannel::set_islands)
       .def("set_sum_copies", &CpuChannel::set_sum_copies, py::arg("copies"), py::arg("own"))
-      .def("exchange", &CpuChannel::exchange, py::call_guard<py::gil_scoped_release>())
+      .def("exchange",
+           [](CpuChannel& channel, double timeout) { return waiting([&] { return channel.exchange(timeout); }); })
       .def("measure", &measure<CpuChannel>)
       .def("collective",
            [](CpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word algorithm, Word dtype) {
-             bool failed = false;
-             {
-               const py::gil_scoped_release others_run;
-               failed = channel.collective(pointer<const void>(in), pointer<void>(out), bytes,
-                                           static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype));
-             }
-             if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-             return failed;
+             return waiting([&] {
+               return channel.collective(pointer<const void>(in), pointer<void>(out), bytes,
+                                         static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype));
+             });
            })
       .def("all_reduce_add_rms_norm",
            [](CpuChannel& channel, std::uintptr_t in, std::uintptr_t out, Word bytes, Word hidden, const Norm& norm,
               Word algorithm, Word dtype) {
-             bool failed = false;
-             {
-               const py::gil_scoped_release others_run;
-               failed =
-                   channel.all_reduce_add_rms_norm(pointer<const void>(in), pointer<void>(out), bytes, hidden, norm,
-                                                   static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype));
-             }
-             if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-             return failed;
+             return waiting([&] {
+               return channel.all_reduce_add_rms_norm(pointer<const void>(in), pointer<void>(out), bytes, hidden, norm,
+                                                      static_cast<Algorithm>(algorithm), static_cast<Dtype>(dtype));
+             });
            })
       .def("fault", [](const CpuChannel& channel) { return describe(channel.fault()); })
       .def("waits", [](const CpuChannel& channel) { return describe(channel.waits()); })

@@ -94,7 +94,7 @@ def load(key: Key, section: str) -> Found:
     try:
         path = path_for(key)
         if not path.exists():
-            return Found(None, _nearest(key, path.parent))
+            return Found(None, _nearest(key, section, path.parent))
         entry, why_not = _read(path)
         why_not = why_not or _difference(key, entry)
         if why_not is None and entry.get(section) is None:
@@ -183,12 +183,13 @@ def _difference(key: Key, entry: dict[str, Any]) -> str | None:
     return f"was measured elsewhere ({'; '.join(told)})" if told else None
 
 
-def _nearest(key: Key, where: Path) -> str:
-    """Why there is no entry: in what the most similar one of as many ranks differs."""
+def _nearest(key: Key, section: str, where: Path) -> str:
+    """Why there is no entry: in what the most similar one of as many ranks differs, of those that have the section."""
     reasons = []
     for path in sorted(where.glob(f"{key.device}-{key.world}-*.json")):
         entry, why_not = _read(path)
-        reasons.append(f"{path} {why_not or _difference(key, entry) or 'was renamed'}")
+        if why_not is not None or entry.get(section) is not None:
+            reasons.append(f"{path} {why_not or _difference(key, entry) or 'was renamed'}")
     if not reasons:
         return f"none for {key.world} ranks of this kind in {where}"
     return min(reasons, key=lambda reason: (reason.count(" there, ") or len(reason), reason))

@@ -69,8 +69,9 @@ class Communicator:
 
     `verdict` tells how the ranks meet and why; its `transport` is "fallback" where the fallback serves everything.
 
-    One call at a time, on one stream at a time: a call on another stream is ordered behind the last one by an event.
-    CUDA graphs that hold calls must not be replayed concurrently; the host does not see it.
+    One call at a time, on one stream at a time: a call on another stream is ordered behind the last one by an event,
+    but not behind a graph that was replayed since: the host sees no replay. Graphs that hold calls must not be replayed
+    concurrently.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Communicator:
         self.calls = 0
         self._fallback = fallback
         self._turn = threading.Lock()
+        self._caller: int | None = None  # the thread that has it
         self._memory = threading.Lock()  # so that close() does not unmap what stats() reads in another thread
         wishes = Wishes(device, max_bytes, timeout, warmup_timeout, transport, algorithm, fallback is not None, probe)
         with plain_errors():
@@ -290,14 +292,18 @@ class Communicator:
 
     def _perform(self, start: Callable[[], bool], *outs: torch.Tensor) -> None:
         if not self._turn.acquire(blocking=False):
+            self._require_open()
             raise RuntimeError("another thread is inside a call of this communicator; one call at a time is served")
+        self._caller = threading.get_ident()
         try:
+            self._require_open()  # another thread may have closed it since the arguments were looked at
             if start():
                 for out in outs:
                     out.fill_(float("nan"))
                 self.check()
             self.calls += 1
         finally:
+            self._caller = None
             self._turn.release()
 
     def all_reduce_add_rms_norm(
@@ -368,7 +374,7 @@ class Communicator:
 
         normed is not rounded to x's dtype on the way: it stays float32, as do the factors, and the product is rounded
         once, to nearest even. What is beyond +-448 then becomes +-448, infinities too; NaN stays NaN, and counts in no
-        scale. All ranks get the same bits, of scales too. In a call that fails, quantised and scales of groups are NaN.
+        scale. All ranks get the same bits, of scales too. In a call that fails, quantised is NaN.
 
         Where `supports_fused` with this group_size says no, it happens behind the all-reduce, as for
         all_reduce_add_rms_norm.
@@ -399,6 +405,15 @@ class Communicator:
         return call.normed, how.scales, call.residual_out
 
     def _serve_fused(self, call: FusedCall) -> None:
+        self._require_open()
+        try:
+            self._fuse(call)
+        except PcieAllReduceError:
+            for result in call.results:
+                result.fill_(float("nan"))
+            raise
+
+    def _fuse(self, call: FusedCall) -> None:
         plan = self.fused_plan_for(call.x, fp8.GROUP if call.fp8 is not None and call.fp8.grouped else None)
         if plan is None:  # which all_reduce serves, or refuses
             add_rms_norm(self.all_reduce(call.x, out=call.room), call)
@@ -478,7 +493,8 @@ class Communicator:
     def capture(self) -> Iterator[None]:
         """Surrounds the capture of a CUDA graph. Nothing has to be registered or prepared: it only checks first."""
         self.check()
-        yield
+        with lifetime.capturing():
+            yield
 
     def check(self) -> None:
         """Raises what a kernel or a call has reported, if anything; costs about a microsecond."""
@@ -514,6 +530,8 @@ class Communicator:
 
         GPUs: waits for the device, and up to 5 s for the peers to let go of this rank's memory, too.
         """
+        if self._caller == threading.get_ident():
+            raise RuntimeError("close() within a call of the same thread, as from a signal handler, cannot wait for it")
         with self._turn, self._memory:  # a call in another thread ends first, by its deadline at the latest
             if self._closed is not None:
                 return

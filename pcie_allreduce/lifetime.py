@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .communicator import Communicator
     from .transport import Transport
 
 _open: weakref.WeakKeyDictionary[Communicator, weakref.finalize[[Transport], Any]] = weakref.WeakKeyDictionary()
 _kept: list[Transport] = []  # of communicators that went while a graph was captured
+_captures = 0  # that go on, on whatever thread
+_counting = threading.Lock()
 
 
 def begin(communicator: Communicator, transport: Transport) -> None:
@@ -25,10 +31,23 @@ def end(communicator: Communicator) -> None:
     _open.pop(communicator).detach()
 
 
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """Surrounds the capture of a graph, which what other threads close would spoil, too."""
+    global _captures
+    with _counting:
+        _captures += 1
+    try:
+        yield
+    finally:
+        with _counting:
+            _captures -= 1
+
+
 def in_capture() -> bool:
-    """Whether a graph is captured on this thread's current stream."""
+    """Whether a graph is captured: within `capturing` on any thread, or on this thread's current stream."""
     initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return initialized and torch.cuda.is_current_stream_capturing()
+    return _captures > 0 or (initialized and torch.cuda.is_current_stream_capturing())
 
 
 def _let_go(transport: Transport) -> None:

@@ -29,7 +29,7 @@ def register(communicator: Communicator) -> int:
 
 
 def _find(key: int) -> Communicator:
-    communicator = _communicators.get(key)
+    communicator = _communicators.get(int(key))  # a symbol, while shapes are worked out for dynamic ones
     if communicator is None:
         raise RuntimeError(f"the communicator of compiled code (key {key}) no longer exists; compile again")
     return communicator

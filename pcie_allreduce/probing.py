@@ -14,7 +14,8 @@ import torch
 
 from . import cache, construction, plan
 from .construction import CLOSE_PATIENCE, Survey, device_of
-from .probe import Measurements, Verdict, compare, decision, examine, kept
+from .faults import fault_error
+from .probe import Compared, Measurements, Verdict, compare, decision, examine, kept
 from .rendezvous import Member, Refused, Rendezvous
 from .transport import FallbackTransport, Transport
 
@@ -46,6 +47,8 @@ def _probed(
 ) -> tuple[Transport, Survey, Verdict]:
     """By the verdict that was kept, where a short look agrees with it; else by a new one."""
     probing = survey.probing
+    if probing.known is None and probing.origin and rendezvous.rank == 0:
+        logger.info("the machine is measured: %s", probing.origin)
     if probing.known is not None:
         verdict = _decided(members, probing.known, probing.origin)
         try:
@@ -63,7 +66,7 @@ def _probed(
 
 def judge(rendezvous: Rendezvous, members: list[Member], survey: Survey, fallback: Any) -> Verdict:
     """The verdict alone, measured anew and kept; nothing of it lives on."""
-    fresh = replace(survey, probing=replace(survey.probing, known=None))
+    fresh = replace(survey, probing=replace(survey.probing, known=None, origin=""))
     try:
         transport, _, verdict = _probed(rendezvous, members, fresh, fallback)
     except Refused as refusal:
@@ -115,30 +118,59 @@ def _by_verdict(
 def _compared(
     rendezvous: Rendezvous, members: list[Member], survey: Survey, fallback: Any, measured: Measurements
 ) -> Measurements:
-    """Over mailboxes of its own, unless it was done before with the same fallback."""
+    """Over mailboxes of its own, unless it was done before with the same fallback at these sizes."""
     me = members[rendezvous.rank]
     device = device_of(me)
     name = rendezvous.gather(compare.name_of(fallback, device))[0]
-    if measured.compared and measured.fallback == name:
-        return measured
-    transport = construction.make(rendezvous, members, survey)
     sizes = compare.sizes_for(me.max_bytes)
-
-    def ours(x: torch.Tensor, out: torch.Tensor) -> None:
-        chosen = plan_call(transport, survey, rendezvous.world_size, x, "auto", ())
-        assert chosen is not None  # "auto" serves all sizes up to max_bytes
-        if transport.collective(x, out, chosen):
-            raise RuntimeError(f"a call failed while it was timed: {transport.fault()}")
-
+    known = {each.nbytes: each for each in measured.compared if measured.fallback == name}
+    if known.keys() >= set(sizes):
+        return measured
     try:
-        own = rendezvous.stage("comparing with the fallback", lambda: compare.times(device, fallback, ours, sizes))
+        now = _timed(rendezvous, members, survey, fallback, sizes)
     except Refused as error:
         if rendezvous.rank == 0:
             logger.warning("not compared: %s", error)
-        return measured
+        return replace(measured, fallback=None, compared=())  # nor does another comparison stand for it
+    known.update({each.nbytes: each for each in now})
+    return replace(measured, fallback=name, compared=tuple(known[nbytes] for nbytes in sorted(known)))
+
+
+def _timed(
+    rendezvous: Rendezvous, members: list[Member], survey: Survey, fallback: Any, sizes: tuple[int, ...]
+) -> tuple[Compared, ...]:
+    """Ours and the fallback, or Refused on all ranks where either fails on one."""
+    device = device_of(members[rendezvous.rank])
+    transport = construction.make(rendezvous, members, survey)
+
+    def check() -> None:
+        fault = transport.fault()
+        if fault is not None:
+            raise fault_error(fault, rendezvous.rank, rendezvous.world_size)
+
+    def call(x: torch.Tensor, out: torch.Tensor) -> None:
+        chosen = plan_call(transport, survey, rendezvous.world_size, x, "auto", ())
+        assert chosen is not None  # "auto" serves all sizes up to max_bytes
+        if transport.collective(x, out, chosen):
+            check()
+
+    def begin() -> tuple[compare.Contest, list[float]]:
+        try:
+            contest = compare.Contest(device, fallback, sizes)
+            times = contest.ours(call)
+            check()  # the replay of a graph raises nothing
+            return contest, times
+        except BaseException:
+            transport.close(CLOSE_PATIENCE)  # says so to the peers, which wait in calls of ours
+            raise
+
+    try:
+        contest, ours = rendezvous.stage("comparing with the fallback", begin)
+        rendezvous.stage("comparing with the fallback", contest.prepare_theirs)
+        theirs = rendezvous.stage("comparing with the fallback", contest.theirs)
+        return compare.slowest(sizes, rendezvous.gather((ours, theirs)))
     finally:
         transport.close(CLOSE_PATIENCE)
-    return replace(measured, fallback=name, compared=compare.slowest(sizes, rendezvous.gather(own)))
 
 
 def plan_call(

@@ -35,6 +35,7 @@ class Watcher:
         self._stopped.set()
 
     def _run(self) -> None:
+        puzzled = False
         while not self._stopped.wait(self._interval):
             check = self._check()
             if check is None:
@@ -46,12 +47,18 @@ class Watcher:
             except PcieAllReduceError as error:
                 self._tell(error)
                 return
+            except Exception as error:  # not a fault of a call: whoever relies on this thread still does
+                if not puzzled:
+                    logger.warning("a look for faults failed, and is repeated: %s: %s", type(error).__name__, error)
+                puzzled = True
             del check
 
     def _tell(self, error: PcieAllReduceError) -> None:
         logger.error("%s", error)
-        if self._callback is not None:
-            self._callback(error)
-        if self._abort:
-            logger.error("the process ends now: a replayed graph would go on with outputs that are NaN")
-            os.kill(os.getpid(), signal.SIGABRT)
+        try:
+            if self._callback is not None:
+                self._callback(error)
+        finally:
+            if self._abort:
+                logger.error("the process ends now: a replayed graph would go on with outputs that are NaN")
+                os.kill(os.getpid(), signal.SIGABRT)

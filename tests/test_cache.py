@@ -109,6 +109,15 @@ def test_of_several_the_most_similar_is_told() -> None:
     assert load_tuned(key())[1] == f'{near} was measured elsewhere (driver: "580.1" there, "590.1" here)'
 
 
+def test_what_holds_something_else_is_no_other_table(where: Path) -> None:
+    """The probe keeps its files in the same folder."""
+    save(key(transport="probe"), "probe", {"us": 2.5})
+    assert load_tuned(key()) == (None, f"none for 2 ranks of this kind in {where}")
+    save_tuned(key(driver="580.1"), STEPS)
+    assert '(driver: "580.1" there, "590.1" here)' in load_tuned(key())[1]
+    assert load(key(transport="probe", driver="1"), "probe").reason.count(" there, ") == 1
+
+
 def test_of_none_the_folder_is_told(where: Path) -> None:
     assert load_tuned(key()) == (None, f"none for 2 ranks of this kind in {where}")
     unknown = snapshot(gpus=(Gpu(""), Gpu("")))

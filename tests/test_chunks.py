@@ -349,3 +349,23 @@ def compiled(me: Rank) -> None:
 
 def test_compiled_code_has_them(device: str) -> None:
     run_ranks(2, compiled, device=device, timeout=180)
+
+
+def compiled_for_any_shape(me: Rank, dynamic: bool | None) -> None:
+    """The number by which compiled code knows its communicator is a symbol then, or when a second one comes."""
+    torch._dynamo.reset()
+
+    def body(comm: Any, x: torch.Tensor) -> torch.Tensor:
+        return comm.all_gather(comm.reduce_scatter(x * 2))
+
+    run = torch.compile(body, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for rows in (1, 3):
+        with me.communicator(max_bytes=MAX_BYTES) as comm:
+            x = torch.ones(rows * me.world, 5, device=me.device)
+            assert bool((run(comm, x) == 2 * me.world).all())
+            me.meet()
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiled_code_has_them_for_any_shape_and_communicator(dynamic: bool | None, device: str) -> None:
+    run_ranks(2, compiled_for_any_shape, dynamic, device=device, timeout=180)

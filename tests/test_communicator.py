@@ -6,6 +6,7 @@ import gc
 import mmap
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import torch
 from ranks import Rank, left_in_shared_memory, run_ranks, shared_memory, start_ranks
 
 import pcie_allreduce
+from pcie_allreduce import _C, lifetime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -557,3 +559,75 @@ def ends_in_a_loop(me: Rank) -> None:
 def test_a_forgotten_communicator_in_a_cycle_is_harmless() -> None:
     with start_ranks(2, ends_in_a_loop) as ranks:
         assert [outcome.kind for outcome in ranks.collect(60)] == ["returned"] * 2
+
+
+def closed_before_its_turn(me: Rank) -> None:
+    """As by another thread, between the look at the arguments and the call itself."""
+    comm = me.communicator(max_bytes=4096)
+    works(me, comm)
+    me.meet()
+    empty_like = torch.empty_like
+
+    def closes(x: torch.Tensor) -> torch.Tensor:
+        comm.close()
+        return empty_like(x)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch, "empty_like", closes)
+        with pytest.raises(pcie_allreduce.ClosedError):
+            comm.all_reduce(ones(me))
+
+
+def test_a_call_that_finds_it_closed_says_so() -> None:
+    run_ranks(2, closed_before_its_turn)
+
+
+def closed_by_a_signal_handler(me: Rank) -> None:
+    """Rank 0 waits in a call when the handler runs, on the same thread."""
+    comm = me.communicator(max_bytes=4096)
+    works(me, comm)
+    if me.rank == 0:
+        signal.signal(signal.SIGALRM, lambda number, frame: comm.close())
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(RuntimeError, match="within a call of the same thread"):
+            comm.all_reduce(ones(me))
+    me.meet()
+    comm.close()
+
+
+def test_close_within_a_call_is_refused_and_does_not_wait_for_itself() -> None:
+    run_ranks(2, closed_by_a_signal_handler)
+
+
+def test_an_interrupt_during_the_first_exchange_is_raised() -> None:
+    own, peer = (_C.CpuChannel(rank, 2, 512, 2.0, 2.0, 0, True) for rank in (0, 1))
+    own.open([own.handle(), peer.handle()])
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    kept = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    with pytest.raises(KeyboardInterrupt):
+        own.exchange(2.0)
+    signal.signal(signal.SIGALRM, kept)
+    own.close()
+    peer.close()
+
+
+def test_what_is_collected_while_another_thread_captures_is_kept() -> None:
+    class Transport:
+        closed = False
+
+        def close(self, patience: float) -> bool:
+            self.closed = True
+            return True
+
+    during, after = Transport(), Transport()
+    with lifetime.capturing():
+        thread = threading.Thread(target=lifetime._let_go, args=(during,))
+        thread.start()
+        thread.join()
+    lifetime._let_go(after)  # type: ignore[arg-type]
+    assert (during.closed, after.closed) == (False, True)
+    lifetime._kept.remove(during)  # type: ignore[arg-type]

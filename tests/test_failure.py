@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 import signal
+import struct
+import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,9 @@ import torch.distributed as dist
 from ranks import Outcome, Rank, left_in_shared_memory, run_ranks, shared_memory, start_ranks
 
 import pcie_allreduce
+from pcie_allreduce import _C
+from pcie_allreduce.plan import MAILBOX_OFFSET
+from pcie_allreduce.transport import ALGORITHM_CODES
 
 TIMEOUT = 2.0
 MARGIN = 1.0  # seconds beyond the deadline in which every rank must have raised
@@ -323,3 +330,34 @@ def test_an_interrupt_during_a_wait_ends_it_within_the_deadline() -> None:
         outcomes = ranks.collect(30)
     assert [outcome.kind for outcome in outcomes] == ["returned"] * 2, outcomes
     assert outcomes[0].value in ("KeyboardInterrupt", "AllReduceTimeout")
+
+
+def test_an_interrupt_is_heeded_soon_however_long_the_peer_was_late() -> None:
+    """A peer of which nothing comes but its signature, 2 s late."""
+    own, peer = (_C.CpuChannel(rank, 2, 512, 20.0, 20.0, 0, True) for rank in (0, 1))
+    own.open([own.handle(), peer.handle()])
+    x = torch.ones(64)
+    signature = struct.pack("<4I", 0, x.nbytes, _C.build_info()["layout"] << 16 | ALGORITHM_CODES["one_shot"] << 8, 1)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    with Path(f"/dev/shm{own.handle().decode()}").open("r+b") as file, mmap.mmap(file.fileno(), 0) as slab:
+
+        def comes() -> None:
+            time.sleep(2.0)
+            slab[MAILBOX_OFFSET : MAILBOX_OFFSET + 16] = signature
+
+        late = threading.Thread(target=comes)
+        kept = signal.signal(signal.SIGALRM, interrupt)
+        late.start()
+        signal.setitimer(signal.ITIMER_REAL, 2.5)
+        begun = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            own.collective(x.data_ptr(), torch.empty_like(x).data_ptr(), x.nbytes, ALGORITHM_CODES["one_shot"], 0)
+        took = time.monotonic() - begun
+        signal.signal(signal.SIGALRM, kept)
+        late.join()
+    own.close()
+    peer.close()
+    assert 2.4 < took < 3.5

@@ -508,3 +508,32 @@ def fails_in_graph(me: Rank) -> None:
 @pytest.mark.parametrize("world", [2, 8])
 def test_a_rank_missing_in_a_replay_gives_nan_in_both(world: int) -> None:
     run_ranks(world, fails_in_graph, device="cuda", timeout=120)
+
+
+def nothing_stale(me: Rank, shift: int, transport: str) -> None:
+    """Rank 1 makes no call. What was in the outputs must not pass for results, whichever way they would have come."""
+    comm = me.communicator(max_bytes=1 << 18, timeout=1.0, warmup_timeout=1.0, transport=transport)
+    if me.rank == 0:
+
+        def filled(width: int = 1024, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+            room = torch.full((2 * width + 8,), 7.0, dtype=torch.float32).to(dtype)
+            return room[shift : shift + 2 * width].view(2, width)
+
+        x, weight, sums = filled(), filled()[0], filled()
+        normed, fp8, scales = filled(), filled(dtype=torch.float8_e4m3fn), filled(8, torch.float32)
+        with pytest.raises(pcie_allreduce.AllReduceTimeout):
+            comm.all_reduce_add_rms_norm(x, x, weight, EPS, out=normed, residual_out=sums)
+        assert bool(normed.isnan().all()) and bool(sums.isnan().all())
+        sums.fill_(7.0)
+        with pytest.raises(pcie_allreduce.AllReduceTimeout):
+            comm.all_reduce_add_rms_norm_quant(
+                x, x, weight, EPS, group_size=128, out=fp8, scale_out=scales, residual_out=sums
+            )
+        assert all(bool(result.float().isnan().all()) for result in (fp8, scales, sums))
+    me.meet()
+    comm.close()
+
+
+@pytest.mark.parametrize(("shift", "transport"), [(0, "auto"), (1, "auto"), (0, "host")])
+def test_a_failed_call_leaves_nothing_stale(shift: int, transport: str) -> None:
+    run_ranks(2, nothing_stale, shift, transport)

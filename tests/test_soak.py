@@ -16,6 +16,8 @@ from ranks import Rank, left_in_shared_memory, run_ranks, shared_memory
 import pcie_allreduce
 from pcie_allreduce.bench.backends.base import Seat
 from pcie_allreduce.bench.worker import own_stream
+from pcie_allreduce.cli.main import main
+from pcie_allreduce.soak import run
 from pcie_allreduce.soak.plan import FAILURES, IN_CHUNKS, KILLED, Round, draw, islands_of
 from pcie_allreduce.soak.player import Counts, Player
 
@@ -118,3 +120,26 @@ def test_the_command_soaks_and_says_so(tmp_path: Path) -> None:
     assert sum(soak["faults"].values()) == soak["survived"]
     assert soak["complaints"] == []
     assert left_in_shared_memory(before) == set()
+
+
+def test_a_soak_too_short_for_its_start_plays_a_round_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing played would pass for everything right."""
+    assert main(["soak", "--seconds", "0.0001", "--timeout", "2", "--ranks", "2", "--device", "cpu"]) == 0
+    assert ", 1 rounds, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--json", "nowhere/x.json"], "--json nowhere/x.json: no file can be written there"),
+        (["--timeout", "1e9"], "--seconds 60, --timeout 1e+09: both must be positive, and --timeout at most 120"),
+        (["--timeout", "nan"], "--seconds 60, --timeout nan: both must be positive, and --timeout at most 120"),
+        (["--seconds", "nan"], "--seconds nan, --timeout 5: both must be positive, and --timeout at most 120"),
+    ],
+)
+def test_what_cannot_be_soaked_is_said_before_anything_starts(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "soak", lambda *_: pytest.fail("it was started"))
+    assert main(["soak", "--device", "cpu", *words]) == 2
+    assert capsys.readouterr() == ("", sentence + "\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from ranks import Rank, run_ranks
 
 import pcie_allreduce
+from pcie_allreduce import watcher
 
 LATE = 0.3
 
@@ -78,3 +81,31 @@ def closed(me: Rank) -> None:
 
 def test_a_closed_communicator_has_no_stats() -> None:
     run_ranks(2, closed)
+
+
+class Looked:
+    """Stands in for a communicator: one look goes wrong, the next finds a fault."""
+
+    looks = 0
+
+    def check(self) -> None:
+        self.looks += 1
+        if self.looks < 3:
+            raise OSError("not now")
+        raise pcie_allreduce.AllReduceTimeout("rank 1 is missing", rank=0, missing=(1,), stage="gather", call=7)
+
+
+def test_a_watcher_outlives_a_look_and_a_callback_that_go_wrong(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(error: pcie_allreduce.PcieAllReduceError) -> None:
+        raise OSError("nobody listens")
+
+    ended, raised = threading.Event(), threading.Event()
+    monkeypatch.setattr(os, "kill", lambda pid, number: ended.set())
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: raised.set())
+    looked = Looked()
+    watcher.Watcher(looked.check, fails, 0.01, abort=True)
+    assert ended.wait(10) and raised.wait(10)
+    assert looked.looks == 3
+    assert sum("a look for faults failed" in message for message in caplog.messages) == 1

@@ -61,7 +61,10 @@ GpuChannel::GpuChannel(int device, Word rank, Word world, Word area_packs, doubl
 }
 
 GpuChannel::~GpuChannel() {
-  if (closed_) return;
+  if (!closed_) abandon();
+}
+
+void GpuChannel::abandon() {
   slabs_->abandon();
   if (state_ != nullptr) state_->leak();
   static_cast<void>(host_.release());
@@ -204,8 +207,9 @@ std::vector<PeerWait> GpuChannel::waits() const {
 bool GpuChannel::close(double patience) {
   if (closed_) return true;
   const DeviceScope scope(device_);
-  cudaDeviceSynchronize();  // an earlier error is the caller's to find; here only quiet matters
-  Control control;
+  // An earlier error is the caller's to find; here only quiet matters.
+  const bool quiet = cudaDeviceSynchronize() == cudaSuccess;
+  Control control{};
   cudaMemcpy(&control, channel_.state, sizeof control, cudaMemcpyDeviceToHost);
   const Word farewell = abort_word(Reason::kClosed, channel_.rank, control.block[0].call);
   for (Word peer = 0; peer < channel_.world; ++peer) {
@@ -213,11 +217,12 @@ bool GpuChannel::close(double patience) {
     if (control.abort[channel_.rank] != 0) continue;  // it has failed, and its peers know why
     cudaMemcpy(&control_of(channel_.slab[peer])->abort[channel_.rank], &farewell, sizeof farewell, cudaMemcpyDefault);
   }
-  const bool freed = slabs_->close(patience);
+  const bool freed = quiet && slabs_->close(patience);
   {
     const std::lock_guard lock(record_turn_);
     last_record_ = *channel_.record;
     channel_.record = &last_record_;
+    if (!quiet) abandon();
     host_.reset();
   }
   state_.reset();

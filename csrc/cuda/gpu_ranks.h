@@ -38,9 +38,9 @@ class GpuChannel {
   std::optional<FaultRecord> fault() const;  // also from another thread, beside close()
   std::vector<PeerWait> waits() const;       // one a rank; read beside running kernels
   // Synchronises, tells the peers not to wait for this rank any more, and unmaps them. The slab is freed once every
-  // peer has done so too, or has died; false: one had not after `patience` seconds, and the slab is kept until the
-  // process ends. All else that CUDA gave is let go of here and not by the destructor, which may come at any time, also
-  // while a graph is captured, and then would spoil it.
+  // peer has done so too, or has died; false: one had not after `patience` seconds, or this GPU could not be waited
+  // for, and the slab is kept until the process ends. All else that CUDA gave is let go of here and not by the
+  // destructor, which may come at any time, also while a graph is captured, and then would spoil it.
   bool close(double patience);
   int resident_blocks(unsigned threads) const;  // of the largest kernel, on the whole GPU
   // Of a fused kernel; 0: this GPU has no clusters.
@@ -53,6 +53,7 @@ class GpuChannel {
                       cudaStream_t stream);
   int multiprocessors() const;
   bool failed() const;
+  void abandon();  // all memory is kept until the process ends: a kernel may still use it
 
   int device_;
   std::unique_ptr<Slabs> slabs_;

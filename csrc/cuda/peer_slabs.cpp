@@ -50,6 +50,7 @@ class PeerSlabs : public Slabs {
   void abandon() override {
     own_->leak();
     for (PeerMemory& peer : peers_) peer.leak();
+    static_cast<void>(new host::SharedMemory(std::move(presence_)));  // present until the process ends
   }
 
  private:

@@ -173,11 +173,12 @@ class Machine {
       if (aborts(Access::load(&word), call.number)) return WaitVerdict::kAborted;
     }
     if (waited_ns_ > deadline_ns_ + wait.grace) return WaitVerdict::kOutOfTime;
-    if (waited_ns_ > next_watch_ns_) {
-      next_watch_ns_ = waited_ns_ + kWatchEveryNs;
+    if (next_watch_ == 0) next_watch_ = now + kWatchEveryNs;
+    if (known_.reason == Reason::kNone && now > next_watch_) {
+      next_watch_ = now + kWatchEveryNs;
       known_ = watch_.look();
-      if (known_.reason != Reason::kNone) return WaitVerdict::kOutOfTime;
     }
+    if (known_.reason != Reason::kNone) return WaitVerdict::kOutOfTime;
     sched_yield();
     return WaitVerdict::kLook;
   }
@@ -202,7 +203,7 @@ class Machine {
   Word spins_;
   std::uint64_t deadline_ns_ = 0;
   std::uint64_t waited_ns_ = 0;
-  std::uint64_t next_watch_ns_ = kWatchEveryNs;
+  std::uint64_t next_watch_ = 0;  // by the clock, whichever of the call's waits it is; 0: none has lasted yet
   Fault known_{};
 };
 

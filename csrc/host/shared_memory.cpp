@@ -121,7 +121,7 @@ SharedMemory SharedMemory::open(const std::string& name, std::size_t bytes) {
 }
 
 SharedMemory::SharedMemory(std::string name, int fd, std::size_t bytes, bool owner)
-    : name_(std::move(name)), fd_(fd), bytes_(bytes), linked_(owner) {
+    : name_(std::move(name)), fd_(fd), bytes_(bytes), linked_(owner), creator_(owner ? ::getpid() : 0) {
   try {
     data_ = map(fd_, bytes_, name_);
   } catch (...) {
@@ -139,6 +139,7 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
   std::swap(linked_, other.linked_);
+  std::swap(creator_, other.creator_);
   return *this;
 }
 
@@ -155,7 +156,9 @@ void SharedMemory::unlink() {
 void SharedMemory::close() {
   if (data_ != nullptr) ::munmap(data_, bytes_);
   data_ = nullptr;
-  if (fd_ >= 0) ::close(fd_);  // and with it the lock
+  // The lock is the open file's, which a child that was forked meanwhile shares: it goes now, and not with the child.
+  if (fd_ >= 0 && creator_ == ::getpid()) ::flock(fd_, LOCK_UN);
+  if (fd_ >= 0) ::close(fd_);
   fd_ = -1;
 }
 

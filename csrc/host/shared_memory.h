@@ -32,6 +32,7 @@ class SharedMemory {
   char* data_ = nullptr;
   std::size_t bytes_ = 0;
   bool linked_ = false;
+  int creator_ = 0;  // the process whose lock it is; 0: another one's
 };
 
 }  // namespace pcie_allreduce::host

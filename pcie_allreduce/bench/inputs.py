@@ -13,6 +13,8 @@ round(sum - e) and round(sum + e). For bf16 and fp16 that is one value for nearl
 from __future__ import annotations
 
 import hashlib
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,9 @@ SHIFT = 1000  # elements by which the content of each buffer pair lies behind th
 
 # The input of one rank: (rank, elements) -> CPU tensor.
 Source = Callable[[int, int], torch.Tensor]
+
+# What numpy raises over a file that is not there, is cut off or damaged, or is none of its own.
+UNREADABLE = (OSError, KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -126,12 +131,16 @@ class Recorded:
 
     def __init__(self, path: str) -> None:
         try:
-            with np.load(path, allow_pickle=False) as file:
+            file = np.load(path, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                raise ValueError("one array, as of a .npy, where a .npz has several")
+            with file:
                 bits, self.provenance = file["partials"], str(file["provenance"])
-        except (OSError, KeyError, ValueError) as error:
+        except UNREADABLE as error:
             raise CannotRun(f"--input {path}: not a recorded input file ({error})") from error
-        if bits.dtype != np.uint16 or bits.ndim != 3:
-            raise CannotRun(f"--input {path}: partials are {bits.dtype} {bits.shape}, not uint16 [world, rows, hidden]")
+        if bits.dtype != np.uint16 or bits.ndim != 3 or not bits.size:
+            found = f"{bits.dtype} {bits.shape}"
+            raise CannotRun(f"--input {path}: partials are {found}, not uint16 [world, rows, hidden] above 0")
         self._partials = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).flatten(1)
         nbytes = self._partials.shape[1] * ITEM_BYTES["bf16"]
         self.recording = Recording(path, self._partials.shape[0], "bf16", nbytes)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from pcie_allreduce.bench.backends import catalogue
 from pcie_allreduce.errors import PcieAllReduceError
+from pcie_allreduce.memory.buffers import MAX_BYTES
+from pcie_allreduce.plan import serves
 
 # 14,336, 43,008 and 57,344 bytes are 1, 3 and 4 rows of 7168 bf16 values: one verify pass with 0, 2 and 3 draft tokens.
 DEFAULT_SIZES = (1024, 4096, 14336, 43008, 57344, 131072, 524288, 1048576)
@@ -108,13 +110,16 @@ def settle(request: Request, machine: Machine) -> Settings:
     for algorithm in request.algorithms:
         if algorithm not in ALGORITHMS:
             raise CannotRun(f"--algorithm {algorithm}: known are {', '.join(ALGORITHMS)}")
+    sizes, backends = _sizes(request, ranks, dtype), _backends(request, device)
+    if "pcie_allreduce" in backends:
+        _check_ours(ranks, sizes, request.algorithms)
     return Settings(
         ranks=ranks,
         gpus=min(ranks, gpus_here),
-        sizes=_sizes(request, ranks, dtype),
+        sizes=sizes,
         dtype=dtype,
         repeats=request.repeats,
-        backends=_backends(request, device),
+        backends=backends,
         modes=_modes(request, device),
         algorithms=tuple(dict.fromkeys(request.algorithms)),
         recording=request.recording,
@@ -160,6 +165,14 @@ def _check_ranks(ranks: int, gpus: int, machine: Machine) -> None:
             f"multi-process service, and it does not answer here. Start it with\n    {START_MPS}\n"
             "or measure CPU ranks with --device cpu."
         )
+
+
+def _check_ours(ranks: int, sizes: tuple[int, ...], algorithms: tuple[str, ...]) -> None:
+    """What our communicator would refuse on every rank, once all of them have been started."""
+    if max(sizes) > MAX_BYTES:
+        raise CannotRun(f"--sizes {max(sizes)}: a communicator serves at most {MAX_BYTES} bytes")
+    if "island" in algorithms and not serves("island", ranks, True):
+        raise CannotRun(f"--algorithm island: it needs two halves of two ranks at least, and {ranks} ranks have none")
 
 
 def _dtype(request: Request) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pcie_allreduce.memory import told
 from pcie_allreduce.memory.batch import Extraction
-from pcie_allreduce.memory.buffers import SIMPLE, Nccl, Ours
+from pcie_allreduce.memory.buffers import DEFAULT_BYTES, SIMPLE, Nccl, Ours
 from pcie_allreduce.memory.facts import CannotTell, Facts
 from pcie_allreduce.memory.log import read_log
 from pcie_allreduce.memory.model import Model
@@ -44,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--gpu-memory-utilization", type=float, metavar="F", help="vLLM's setting")
     add("--graphs", type=float, metavar="GB", help="CUDA graphs; assumed: 2")
     add("--activations", type=float, metavar="GB", help="of the largest forward pass; else worked out of --chunk")
-    add("--chunk", type=int, metavar="TOKENS", help="of a prefill chunk; assumed: 8192")
+    add("--chunk", type=int, metavar="TOKENS", help="of a prefill chunk; assumed: 8192; -1: not chunked")
     add("--draft", type=float, metavar="GB", help="weights of a draft model, on one rank")
     add("--draft-counted", action="store_true", help="they are loaded before the pool is sized (SGLang 0.5.23)")
     for name, value in asdict(Model()).items():
@@ -61,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add(
         "--max-bytes",
         type=int,
-        default=2 << 20,
+        default=DEFAULT_BYTES,
         metavar="BYTES",
         help="largest tensor of this package; default 2097152",
     )
@@ -113,15 +113,15 @@ def _pool(facts: Facts, model: Model) -> dict[str, Any]:
     pool = pool_of(facts, model)
     return {
         "engine": facts.engine,
-        "fraction": pool.fraction,
+        "fraction": facts.fraction,
         "parts": [asdict(part) for part in told.parts(facts, pool, model)],
-        "pool_gb": pool.gb if facts.knows_used else None,
+        "pool_gb": pool.gb if facts.has_lowest else None,
         "token_bytes": pool.token_bytes,
-        "low": pool.low if facts.knows_used else None,
-        "high": pool.high,
-        "fits": facts.knows_used and pool.fits and not facts.failure,
+        "low": pool.low if facts.has_lowest else None,
+        "high": None if facts.nothing_free else pool.high,
+        "fits": facts.has_lowest and pool.fits and not facts.failure,
         "sentences": told.sentences(facts, pool),
-        "settings": told.settings(pool) if facts.knows_used else [],
+        "settings": told.settings(pool) if facts.has_lowest else [],
     }
 
 
@@ -146,13 +146,15 @@ def _extraction(args: argparse.Namespace, model: Model) -> dict[str, Any]:
 
 
 def _buffers(args: argparse.Namespace, facts: Facts) -> dict[str, Any]:
-    nccl = Nccl(facts.nccl_channels or Nccl.channels, args.nccl_buffer, args.nccl_peers, args.nccl_groups)
+    channels = Nccl.channels if facts.nccl_channels is None else facts.nccl_channels
+    nccl = Nccl(channels, args.nccl_buffer, args.nccl_peers, args.nccl_groups)
     nccl.check()
-    ours = Ours(facts.tp or 8, args.max_bytes)
+    ours = Ours(8 if facts.tp is None else facts.tp, args.max_bytes)
     ours.check()
+    slab = {**asdict(ours), "gpu_bytes": ours.bytes(), "host_bytes": ours.bytes("staged")} if ours.serves else None
     return {
         "nccl": {**asdict(nccl), "bytes": nccl.bytes},
-        "ours": {**asdict(ours), "gpu_bytes": ours.bytes(), "host_bytes": ours.bytes("staged")},
+        "ours": slab,
         "lines": told.buffers(nccl, ours),
     }
 

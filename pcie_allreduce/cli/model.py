@@ -15,6 +15,7 @@ from rich.table import Table
 from pcie_allreduce import model, nvml
 from pcie_allreduce.bench.rows import Document, Row
 from pcie_allreduce.bench.settings import ITEM_BYTES, MAX_WORLD, CannotRun
+from pcie_allreduce.memory.buffers import DEFAULT_BYTES
 from pcie_allreduce.plan import ALGORITHMS, FIGURES, USEFUL_BLOCKS, LinkFigures, area_packs_for, choose, serves
 from pcie_allreduce.plots.canvas import check_plot
 from pcie_allreduce.plots.latency import draw_model
@@ -125,7 +126,8 @@ def _row(preset: Preset, nbytes: int, world: int, item: int, islands: bool, figu
             row[name] = model.nccl_us(preset.name, world, nbytes)
         else:
             row[name] = model.predict(name, world, nbytes, item, islands, figures)
-    plan = choose(world, nbytes, item, islands, figures, area_packs_for(world, nbytes), USEFUL_BLOCKS)
+    area = area_packs_for(world, max(nbytes, DEFAULT_BYTES))  # of a communicator that was not asked for less
+    plan = choose(world, nbytes, item, islands, figures, area, USEFUL_BLOCKS)
     row["plan"] = plan and f"{plan.algorithm} {plan.blocks}x{plan.threads}"
     return row
 

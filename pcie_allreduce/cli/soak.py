@@ -17,8 +17,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "soak", description="Runs everything at once for a while, and checks every result.", epilog=EPILOG
     )
     add = parser.add_argument
-    add("--seconds", type=float, default=60.0, metavar="N", help="how long; default 60")
-    add("--timeout", type=float, default=5.0, metavar="N", help="seconds that a call may wait; default 5")
+    add("--seconds", type=float, default=60.0, metavar="N", help="how long, a round at least; default 60")
+    add("--timeout", type=float, default=5.0, metavar="N", help="seconds that a call may wait, up to 120; default 5")
     add("--ranks", type=int, metavar="N", help="rank processes; default: one for each GPU, or 2 CPU ranks")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: GPUs where there are some")
     add("--seed", type=int, default=1, metavar="N", help="what is drawn; default 1")

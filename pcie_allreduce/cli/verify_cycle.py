@@ -50,5 +50,6 @@ def run(args: argparse.Namespace) -> int:
     from pcie_allreduce.verify_cycle.run import main
 
     request = Request(ranks=args.ranks, repeats=args.repeats, backends=args.backends, device=args.device)
-    change = {name: getattr(args, name) for name in ("layers", "hidden", "tp", "context") if getattr(args, name)}
+    asked = {name: getattr(args, name) for name in ("layers", "hidden", "tp", "context")}
+    change = {name: value for name, value in asked.items() if value is not None}
     return main(request, args.rows, change, Speculation(args.acceptance, args.verify_share), args.json, args.plot)

@@ -20,6 +20,7 @@ import torch
 from ..communicator import Communicator
 from ..errors import ClosedError, PcieAllReduceError, SetupError
 from ..lifetime import in_capture
+from ..rendezvous import Rendezvous
 from ..transport import DTYPE_CODES
 from ..watcher import Watcher
 from .fusing import Fusing
@@ -76,6 +77,10 @@ class EngineAllReduce:
         self._log_seconds = settings.log_seconds
         self._reported = (0, 0, 0.0)
         self._counting = threading.Lock()
+        wishes = Rendezvous(group).gather((settings.fused, settings.gather))  # the communicator agrees on all others
+        if len(set(wishes)) > 1:
+            told = ", ".join(f"rank {rank}: {fused} and {gather}" for rank, (fused, gather) in enumerate(wishes))
+            raise SetupError(f"the ranks' PCIE_ALLREDUCE_FUSED and PCIE_ALLREDUCE_GATHER differ ({told})")
         self._comm = Communicator(
             group,
             device,
@@ -109,14 +114,18 @@ class EngineAllReduce:
 
     def custom_all_reduce(self, inp: torch.Tensor) -> torch.Tensor:
         """The sum over the group, as a new tensor: eager, in warm-up and under capture alike."""
-        self.served += 1
+        before = self._comm.calls
+        in_pieces = self._every_size and inp.nbytes > self._comm.max_bytes
         try:
-            if self._every_size and inp.nbytes > self._comm.max_bytes:
-                return self._in_pieces(inp)
-            return self._comm.all_reduce(inp)
+            total = self._in_pieces(inp) if in_pieces else self._comm.all_reduce(inp)
         except PcieAllReduceError as error:
             self._fault(error)
             raise
+        if self._comm.calls == before:  # left to the communicator's fallback, which is the engine's
+            self.declined += 1
+        else:
+            self.served += 1
+        return total
 
     def should_fuse(self, inp: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> bool:
         """Whether fused_allreduce_rmsnorm serves these; as pure as should_custom_ar, for the same reasons."""
@@ -227,6 +236,10 @@ class EngineAllReduce:
             self._on_fault(error)
 
     def _report(self) -> None:
+        with contextlib.suppress(ClosedError):  # its owner may have closed the communicator
+            self._report_open()
+
+    def _report_open(self) -> None:
         if self._comm.rank != 0 or not _capturing.acquire(blocking=False):
             return
         try:

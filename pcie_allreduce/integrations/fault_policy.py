@@ -20,15 +20,19 @@ def on_fault(
 
     def end_process(error: PcieAllReduceError) -> None:
         """Graphs would go on replaying, and serve NaN."""
-        logger.critical(
-            "pcie-allreduce: %s. This process ends, for a supervisor to start the server anew "
-            "(PCIE_ALLREDUCE_ON_FAULT=raise would keep it).", error,
-        )  # fmt: skip
-        for handler in logging.getLogger().handlers:
-            handler.flush()
-        if tell_launcher is not None:
-            tell_launcher()
-        os._exit(1)
+        try:
+            logger.critical(
+                "pcie-allreduce: %s. This process ends, for a supervisor to start the server anew "
+                "(PCIE_ALLREDUCE_ON_FAULT=raise would keep it).", error,
+            )  # fmt: skip
+            for handler in logging.getLogger().handlers:
+                handler.flush()
+        finally:
+            try:
+                if tell_launcher is not None:
+                    tell_launcher()
+            finally:  # a full disk, or a launcher that is gone
+                os._exit(1)
 
     return end_process if settings.on_fault == "abort" else _only_say
 

@@ -22,6 +22,10 @@ from . import hooks, seams, settings
 logger = logging.getLogger(__name__)
 
 ARGUMENTS = "sglang.srt.server_args.ServerArgs"
+NOT_WITH = {  # by the name of SGLang's argument
+    "use_ray": "--use-ray makes ranks of Ray's actors, in which SGLang loads no plug-ins",
+    "enable_pdmux": "--enable-pdmux gives its streams some of the multiprocessors, and launches count on all of them",
+}
 SEAM = "sglang.srt.distributed.parallel_state.init_model_parallel_group"
 
 
@@ -102,7 +106,8 @@ def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Names
     if getattr(args, "enable_pcie_allreduce", False):
         os.environ[settings.ENABLE] = "1"
     on = install()  # this process makes no group; but what cannot be served is said before ranks start
-    if on and getattr(args, "use_ray", False):
-        told = "--use-ray makes ranks of Ray's actors, in which SGLang loads no plug-ins"
+    told = next((why for flag, why in NOT_WITH.items() if getattr(args, flag, False)), None)
+    if on and told is not None:
         _refuse(settings.Settings.from_environment(), told)
+        os.environ[settings.ENABLE] = "0"
     return original(cls, args)

@@ -164,9 +164,9 @@ def _count_the_rest(communicator: Any) -> None:
         adapter = owner.ca_comm
         if not isinstance(adapter, VllmAllReduce):
             return type(owner).all_reduce(owner, input_)
-        before = adapter.served
+        before = adapter.served + adapter.declined
         result = type(owner).all_reduce(owner, input_)
-        adapter.declined += adapter.served == before
+        adapter.declined += adapter.served + adapter.declined == before
         return result
 
     communicator.all_reduce = all_reduce

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pcie_allreduce.memory.facts import GB, CannotTell
+from pcie_allreduce.memory.facts import GB, MOST, CannotTell
 from pcie_allreduce.memory.model import Model
 
 
@@ -21,8 +21,8 @@ class Extraction:
 
     def check(self) -> None:
         for flag, value in (("samples", self.samples), ("sample-tokens", self.sample_tokens), ("batch", self.batch)):
-            if not 1 <= value <= 1 << 30:
-                raise CannotTell(f"--{flag} {value}: it must be within 1 and {1 << 30}")
+            if not 1 <= value <= MOST:
+                raise CannotTell(f"--{flag} {value}: it must be within 1 and {MOST}")
         if not 0 < self.headroom < 1e6:
             raise CannotTell(f"--headroom {self.headroom:g}: it must be above 0 and below 1,000,000")
 

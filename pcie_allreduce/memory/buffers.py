@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pcie_allreduce.memory.facts import CannotTell
+from pcie_allreduce.memory.facts import MOST, CannotTell
 from pcie_allreduce.plan import area_packs_for, memory_bytes
 
 SIMPLE, LL, LL128 = 4 << 20, 8 * 512 * 8 * 16, 120 * 640 * 8 * 8  # bytes
-MAX_WORLD = 8
-MAX_BYTES = 1 << 30
+MIN_WORLD, MAX_WORLD = 2, 8
+DEFAULT_BYTES, MAX_BYTES = 2 << 20, 1 << 30  # max_bytes of a communicator
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,15 @@ class Ours:
     max_bytes: int
 
     def check(self) -> None:
-        if not 2 <= self.world <= MAX_WORLD:
-            raise CannotTell(f"--tp {self.world}: this package serves 2 to {MAX_WORLD} ranks")
+        if not 1 <= self.world <= MOST:
+            raise CannotTell(f"--tp {self.world}: it must be within 1 and {MOST}")
         if not 16 <= self.max_bytes <= MAX_BYTES:
             raise CannotTell(f"--max-bytes {self.max_bytes}: it must be within 16 and {MAX_BYTES}")
+
+    @property
+    def serves(self) -> bool:
+        """A server of other sizes is asked about, too; there is no slab then."""
+        return MIN_WORLD <= self.world <= MAX_WORLD
 
     def bytes(self, transport: str = "push") -> int:
         return memory_bytes(area_packs_for(self.world, self.max_bytes, transport=transport), transport)

@@ -18,6 +18,8 @@ from typing import Any
 GB = 2**30
 FLAGS = {"sglang": "--mem-fraction-static", "vllm": "--gpu-memory-utilization"}
 SIZES = ("before", "after", "total", "free", "weights", "other", "activations", "graphs", "draft", "needed")
+NOT_CHUNKED = -1  # as SGLang has it
+MOST = 1 << 30  # of what is counted
 
 
 class CannotTell(ValueError):
@@ -43,7 +45,7 @@ class Facts:
     token_bytes: float | None = None  # KV cache of a token on one rank, all layers
     pool_tokens: int | None = None  # of the pool that was allocated
     needed: float | None = None  # a pool that the engine asked for: one request of the longest kind
-    chunk: int | None = None  # tokens of a prefill chunk
+    chunk: int | None = None  # tokens of a prefill chunk, or NOT_CHUNKED
     tp: int | None = None
     nccl_channels: int | None = None
     failure: str = (
@@ -64,7 +66,7 @@ class Facts:
     def settled(self) -> Facts:
         """With what follows from the log's own setting, before another one is put in its place."""
         base = self.before if self.engine == "sglang" else self.total
-        if base is None or self.fraction is None:
+        if not base or self.fraction is None:
             return self
         known = {}
         if self.wanted is not None:
@@ -75,6 +77,10 @@ class Facts:
 
     def check(self) -> None:
         """CannotTell where the pool cannot be worked out."""
+        if self.chunk is not None and self.chunk != NOT_CHUNKED and not 1 <= self.chunk <= MOST:
+            raise CannotTell(
+                f"--chunk {self.chunk}: it must be within 1 and {MOST}, or {NOT_CHUNKED}, which is no chunks"
+            )
         if self.before is None and self.total is None:
             if self.weights is not None or self.logged_pool is not None:
                 raise CannotTell("the log does not say how much memory the GPU has: give --total")
@@ -83,13 +89,15 @@ class Facts:
             raise CannotTell("--before is SGLang's and --total vLLM's: give one of them")
         needed = {"sglang": ("before", "after", "fraction"), "vllm": ("total", "fraction")}[self.engine]
         missing = [self._flag(name) for name in needed if getattr(self, name) is None]
-        if missing:
+        if missing and not self.nothing_free:
             raise CannotTell(f"the pool cannot be worked out without {' and '.join(missing)}")
         for name in SIZES:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1e6:
                 raise CannotTell(f"{self._flag(name)} {value:g}: it must be within 0 and 1,000,000")
-        if not 0 < (self.fraction or 0) <= 1:
+        if self.total == 0:
+            raise CannotTell("--total 0: a GPU has more than 0 GB")
+        if self.fraction is not None and not 0 < self.fraction <= 1:
             raise CannotTell(f"{self._flag('fraction')} {self.fraction:g}: it must be above 0 and at most 1")
         if self.engine == "sglang" and (self.after or 0) > (self.before or 0):
             raise CannotTell(f"--after {self.after:g}: it cannot be more than --before {self.before:g}")
@@ -100,6 +108,16 @@ class Facts:
     def knows_used(self) -> bool:
         """False where vLLM refused to start before it had loaded anything."""
         return self.engine == "sglang" or self.weights is not None or self.used is not None
+
+    @property
+    def nothing_free(self) -> bool:
+        """No sum is needed then, and a server has often ended before it told the rest."""
+        return self.before == 0
+
+    @property
+    def has_lowest(self) -> bool:
+        """Whether there is a lowest setting to be told."""
+        return self.knows_used and not self.nothing_free
 
     def _flag(self, name: str) -> str:
         return FLAGS[self.engine] if name == "fraction" else "--" + name.replace("_", "-")

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from pcie_allreduce.memory.facts import GB, CannotTell, Facts
+from pcie_allreduce.memory.facts import GB, NOT_CHUNKED, CannotTell, Facts
 
 NUMBER = r"(-?\d+(?:\.\d+)?)"
 IS = r"(?:'?: |[= ]| \()"  # as in ServerArgs(x=1), {'x': 1}, --x 1 and "x (1)"
@@ -43,9 +43,9 @@ NUMBERS = {  # name -> patterns; the last line that fits counts
 }
 WHOLE = {
     "pool_tokens": r"GPU KV cache size: ([\d,]+) tokens",
-    "chunk": rf"chunked_prefill_size{IS}(\d+)",
+    "chunk": rf"chunked_prefill_size{IS}(-?\d+)",
     "tp": rf"\b(?:tp_size|tensor_parallel_size){IS}(\d+)",
-    "nccl_channels": r"NCCL INFO (\d+) coll channels",
+    "nccl_channels": r"NCCL INFO ([1-9]\d*) coll channels",  # a communicator of one rank has 0
 }
 FAILURES = (  # the last line that fits counts
     ("pool", r"Not enough memory\. Please try to increase --mem-fraction-static"),
@@ -79,6 +79,8 @@ def _numbers(lines: list[str]) -> dict[str, Any]:
         told = _last(lines, pattern)
         if told is not None:
             found[name] = int(told.replace(",", ""))
+    if found.get("chunk", 1) < 1:  # SGLang takes 0 for -1, too
+        found["chunk"] = NOT_CHUNKED
     if "pool_tokens" in found and found.get("logged_pool", 0) > 0:
         found["token_bytes"] = found["logged_pool"] * GB / found["pool_tokens"]
     return found

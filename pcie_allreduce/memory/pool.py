@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pcie_allreduce.memory.facts import GB, Facts
+from pcie_allreduce.memory.facts import GB, NOT_CHUNKED, Facts
 from pcie_allreduce.memory.model import Model
 
 GRAPHS = 2.0  # GB; SGLang's logs in the wild say 0.9 to 2.7
 CHUNK = 8192
+UNCHUNKED = 16384  # SGLang's --max-prefill-tokens unless set: of one pass, where nothing is chunked
 STEP = 1000  # settings are given to three digits
 
 
@@ -105,12 +106,15 @@ def _used(facts: Facts, model: Model) -> float:
 
 
 def activations(facts: Facts, model: Model) -> Part:
-    """Of one chunk of a prompt, which is the largest forward pass."""
+    """Of the largest forward pass: one chunk of a prompt, or all of it where prompts are not chunked."""
     if facts.activations is not None:
         return Part("activations", facts.activations, "given, or told by the log")
-    chunk = facts.chunk or CHUNK
-    origin = f"assumed: {chunk:,} tokens x {model.at_work} tensors x {model.row_bytes:,} bytes"
-    return Part("activations", chunk * model.at_work * model.row_bytes / GB, origin)
+    whole = facts.chunk == NOT_CHUNKED
+    tokens = UNCHUNKED if whole else CHUNK if facts.chunk is None else facts.chunk
+    origin = f"assumed: {tokens:,} tokens x {model.at_work} tensors x {model.row_bytes:,} bytes"
+    if whole:
+        origin = f"not chunked, {origin}, or more"
+    return Part("activations", tokens * model.at_work * model.row_bytes / GB, origin)
 
 
 def _later(facts: Facts, model: Model) -> list[Part]:

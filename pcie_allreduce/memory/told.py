@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pcie_allreduce.memory.batch import Extraction
-from pcie_allreduce.memory.buffers import LL, LL128, Nccl, Ours
+from pcie_allreduce.memory.buffers import LL, LL128, MAX_WORLD, MIN_WORLD, Nccl, Ours
 from pcie_allreduce.memory.facts import FLAGS, GB, Facts
 from pcie_allreduce.memory.model import Model
 from pcie_allreduce.memory.pool import Part, Pool, activations
@@ -19,6 +19,8 @@ def parts(facts: Facts, pool: Pool, model: Model) -> list[Part]:
     origin = "given, or told by the log"
     if facts.engine == "sglang":
         before, after = facts.before or 0.0, facts.after or 0.0
+        if facts.nothing_free:
+            return [Part("free before the weights", before, origin)]
         head = [
             Part("free before the weights", before, origin),
             Part("weights", pool.used, f"{before:.2f} - {after:.2f}, and what came with them"),
@@ -58,6 +60,11 @@ def settings(pool: Pool) -> list[dict[str, Any]]:
 
 def sentences(facts: Facts, pool: Pool) -> list[str]:
     """Whether it fits, why, and what to set."""
+    if facts.nothing_free:
+        return [
+            "It does not fit: nothing was free before the weights were loaded (avail mem=0.00 GB), so that no setting "
+            "works. Something else holds the GPU's memory, and nvidia-smi tells what: end it."
+        ]
     if not facts.knows_used:
         return [_refused(facts, pool)]
     found = [_judged(facts, pool)]
@@ -117,9 +124,14 @@ def _range(facts: Facts, pool: Pool) -> str:
 
 
 def _refused(facts: Facts, pool: Pool) -> str:
-    return (
+    wanted = (
         f"It does not start: {pool.fraction:g} x {pool.base:.2f} = {pool.fraction * pool.base:.2f} GB are wanted and "
-        f"{pool.there:.2f} GB are free. Lower {FLAGS[facts.engine]} to {pool.high:.3f} or less, which leaves room for "
+        f"{pool.there:.2f} GB are free."
+    )
+    if pool.high <= 0:
+        return f"{wanted} No setting works: CUDA graphs alone take {pool.needed_later:.2f} GB. End what is on the GPU."
+    return (
+        f"{wanted} Lower {FLAGS[facts.engine]} to {pool.high:.3f} or less, which leaves room for "
         f"{pool.needed_later:.2f} GB of CUDA graphs, or end what else is on the GPU. How low it may be, "
         "the weights will tell, which were not loaded yet."
     )
@@ -151,13 +163,23 @@ def extraction(work: Extraction) -> list[str]:
 
 
 def buffers(nccl: Nccl, ours: Ours) -> list[str]:
-    """Both are taken before the weights are loaded, so that no engine counts them as its own."""
+    """What is taken before the weights are loaded, so that no engine counts it as its own."""
     each = f"{nccl.buffer / MIB:g} + {LL / MIB:g} + {LL128 / MIB:.2f} MiB (SIMPLE, LL, LL128)"
     one = nccl.groups * nccl.peers * (nccl.buffer + LL + LL128)
-    return [
+    lines = [
         f"NCCL: {nccl.groups} groups x {nccl.channels} channels x {nccl.peers} peers x {each} = "
         f"{nccl.bytes / GB:.2f} GB; NCCL_MAX_NCHANNELS=1 would leave {one / GB:.2f} GB, at a price in bandwidth. "
-        "Groups, channels and peers are assumed unless given.",
+        "Groups, channels and peers are assumed unless given."
+    ]
+    if not ours.serves:
+        return [
+            *lines,
+            f"pcie_allreduce is left out: it serves {MIN_WORLD} to {MAX_WORLD} ranks, and this is one of {ours.world}.",
+            "NCCL's are taken before the weights are loaded: they are not in the sums above, but the engine finds less "
+            "free.",
+        ]
+    return [
+        *lines,
         f"pcie_allreduce: {ours.bytes() / MIB:.1f} MiB a rank for {ours.world} ranks and tensors up to "
         f"{ours.max_bytes:,} bytes; without P2P {ours.bytes('staged') / MIB:.1f} MiB, of the host's memory.",
         "Both are taken before the weights are loaded: they are not in the sums above, but the engine finds less free.",

@@ -118,6 +118,15 @@ def wrongs(traffic: Traffic, device: str) -> tuple[str, ...]:
     )
 
 
+def failures(measured: Measurements) -> tuple[str, ...]:
+    """Bytes of the direct way that were lost, changed or late, loads among them; or why it could not be set up."""
+    return (
+        *wrongs(measured.direct, measured.device),
+        *_too_slow(measured.direct, measured.device),
+        *(f"rank {a} to rank {b}: bytes {found}" for a, b, found in cells(measured.direct.pulled) if found != OK),
+    )
+
+
 def collapses(measured: Measurements) -> tuple[str, ...]:
     """Stores that collapse when all ranks store at once."""
     if not _collapsed(measured):

@@ -43,13 +43,14 @@ def why_stale(meeting: measuring.Meeting, transport: Transport, measured: Measur
 
 
 def differs(before: Matrix[float], now: Matrix[float], device: str) -> str | None:
-    """The short look has a coarse clock; what it is to find is a way that is another altogether."""
+    """The short look has a coarse clock; what it is to find is a way that is another altogether: one that has become
+    slower, or one that something had slowed down when it was measured."""
     known = {(a, b): us for a, b, us in cells(now)}
     for a, b, us in cells(before):
-        allowed = SLOW_US["cpu"] if device == "cpu" else 2 * us + 3
         if (a, b) not in known:
             return f"rank {a} and rank {b} did not answer each other"
-        if known[a, b] > allowed:
+        less, more = sorted((us, known[a, b]))
+        if more > (SLOW_US["cpu"] if device == "cpu" else 2 * less + 3):
             return f"rank {a} and rank {b}: {known[a, b]:.1f} us one way, where {us:.1f} were measured"
     return None
 

@@ -5,7 +5,7 @@ Matrices: [a][b] is about bytes that go from rank a to rank b, whoever moves the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -38,11 +38,23 @@ class Traffic:
     pulled: Matrix[str] = ()
 
     def fits(self, world: int) -> bool:
-        """Whether all that was measured is about so many ranks."""
-        matrices = (self.arrived, self.latency_us, self.push_gbps, self.pull_gbps, self.pulled)
-        rows = [matrix for matrix in matrices if matrix] + [row for matrix in matrices for row in matrix]
-        rows += [rates for rates in (self.push_together_gbps, self.pull_together_gbps) if rates]
-        return all(isinstance(row, tuple) and len(row) == world for row in rows)
+        """Whether all that was measured is about so many ranks, and of the kind that it should be."""
+        return (
+            (self.problem is None or isinstance(self.problem, str))
+            and all(_square(matrix, world, _is_text) for matrix in (self.arrived, self.pulled))
+            and all(_square(rates, world, _is_number) for rates in (self.latency_us, self.push_gbps, self.pull_gbps))
+            and all(
+                rates == () or _row(rates, world, _is_number)
+                for rates in (self.push_together_gbps, self.pull_together_gbps)
+            )
+            and (self.problem is not None or self._went_far_enough(world * (world - 1)))
+        )
+
+    def _went_far_enough(self, pairs: int) -> bool:
+        """To bad bytes, which end it, or to the latencies of all pairs."""
+        arrived = [found for _, _, found in cells(self.arrived)]
+        ended = any(found != OK for found in arrived)
+        return len(arrived) == pairs and (ended or len(list(cells(self.latency_us))) == pairs)
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,10 @@ class Compared:
     nbytes: int
     ours_us: float
     fallback_us: float
+
+    def fits(self) -> bool:
+        times = (self.ours_us, self.fallback_us)
+        return type(self.nbytes) is int and self.nbytes > 0 and all(map(_is_number, times))
 
 
 @dataclass(frozen=True)
@@ -92,12 +108,26 @@ class Measurements:
                 fallback=data["fallback"],
                 compared=tuple(Compared(**each) for each in data["compared"]),
             )
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, RecursionError, TypeError) as error:
             raise ValueError(f"these are no measurements: {type(error).__name__}: {error}") from error
-        for traffic in (made.direct, made.host):
-            if traffic is not None and not traffic.fits(made.world):
-                raise ValueError(f"these are no measurements of {made.world} ranks")
+        if type(made.world) is not int or not _is_number(made.sharing):
+            raise ValueError("these are no measurements: they do not say of how many ranks")
+        if (made.device, made.transport) not in (("cuda", "peer"), ("cpu", "cpu")):
+            raise ValueError("these are no measurements: they are neither of GPUs nor of CPU ranks")
+        if not all(traffic is None or traffic.fits(made.world) for traffic in (made.direct, made.host)):
+            raise ValueError(f"these are no measurements of {made.world} ranks")
+        if not made._compares():
+            raise ValueError("these are no measurements: they do not compare with a fallback")
         return made
+
+    def _compares(self) -> bool:
+        """Or has not tried to."""
+        if not self.compared:
+            return self.fallback is None
+        if not isinstance(self.fallback, str) or not all(each.fits() for each in self.compared):
+            return False
+        sizes = [each.nbytes for each in self.compared]
+        return sizes == sorted(set(sizes))
 
 
 def cells(matrix: Matrix[T]) -> Iterator[tuple[int, int, T]]:
@@ -115,6 +145,26 @@ def transposed(matrix: Matrix[T]) -> Matrix[T]:
 def _traffic(data: Mapping[str, Any]) -> Traffic:
     """JSON has lists only."""
     return Traffic(**{name: _frozen(value) for name, value in data.items()})
+
+
+def _square(matrix: Any, world: int, kind: Callable[[Any], bool]) -> bool:
+    """Or nothing."""
+    if matrix == ():
+        return True
+    return isinstance(matrix, tuple) and len(matrix) == world and all(_row(row, world, kind) for row in matrix)
+
+
+def _row(row: Any, world: int, kind: Callable[[Any], bool]) -> bool:
+    return isinstance(row, tuple) and len(row) == world and all(value is None or kind(value) for value in row)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    """One that a float can hold; not a NaN, and not True."""
+    return type(value) in (int, float) and 0 <= value < 1e300
 
 
 def _frozen(value: Any) -> Any:

@@ -15,12 +15,14 @@ from typing import Any
 from pcie_allreduce.bench import environment
 from pcie_allreduce.bench.case import Message
 from pcie_allreduce.bench.ranks import RankProcess, ending, reap, start
+from pcie_allreduce.bench.run import check_writable
 from pcie_allreduce.bench.settings import CannotRun, Machine, Request, Settings, settle
 from pcie_allreduce.soak import worker
 from pcie_allreduce.soak.plan import KILLED, Asked
 from pcie_allreduce.soak.player import Counts
 
 SILENCE_LIMIT = 240.0  # seconds without a word from any rank
+LONGEST_TIMEOUT = SILENCE_LIMIT / 2  # or ranks that wait for one that is too late would be taken for silent ones
 SHOWN = 20  # complaints
 
 
@@ -44,19 +46,22 @@ def main(request: Request, seconds: float, timeout: float, seed: int, kills: boo
     """Runs a soak for a command line. 0: everything right; 1: something was wrong; 2: it cannot be run here."""
     here = environment.machine()
     try:
-        if not (seconds > 0 and timeout > 0):
-            raise CannotRun(f"--seconds {seconds:g}, --timeout {timeout:g}: both must be positive")
+        if not (seconds > 0 and 0 < timeout <= LONGEST_TIMEOUT):
+            asked_for = f"--seconds {seconds:g}, --timeout {timeout:g}"
+            raise CannotRun(f"{asked_for}: both must be positive, and --timeout at most {LONGEST_TIMEOUT:g}")
         settings = settle(request, here)
+        if json_path:
+            check_writable(Path(json_path))
     except CannotRun as error:
         print(error, file=sys.stderr)
         return 2
     asked = Asked(settings.ranks, seconds, timeout, seed, kills)
     stamp = _stamp(settings, here, asked)
     tally = soak(asked, settings.gpus)
-    if json_path:
-        Path(json_path).write_text(json.dumps({"environment": stamp, "soak": asdict(tally)}, indent=1) + "\n")
     print(environment.label(settings))
     print(told(tally))
+    if json_path:
+        Path(json_path).write_text(json.dumps({"environment": stamp, "soak": asdict(tally)}, indent=1) + "\n")
     return 1 if tally.complaints else 0
 
 
@@ -81,10 +86,10 @@ def told(tally: Tally) -> str:
 
 
 def soak(asked: Asked, gpus: int) -> Tally:
-    """Generation after generation of rank processes until the time is over; a kill ends one."""
+    """Generation after generation of rank processes until the time is over, one at least; a kill ends one."""
     tally = Tally()
     begun = time.monotonic()
-    while time.monotonic() - begun < asked.seconds:
+    while not tally.generations or time.monotonic() - begun < asked.seconds:
         complaints = len(tally.complaints)
         with tempfile.TemporaryDirectory(prefix="pcie-allreduce-soak-") as folder:
             args = (asked, gpus, tally.generations, begun + asked.seconds, f"{folder}/store")

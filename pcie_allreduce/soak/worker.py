@@ -32,7 +32,7 @@ def main(rank: int, asked: Asked, gpus: int, generation: int, end: float, store:
         with take_seat(rank, asked.ranks, gpus, store) as seat, own_stream(seat.device):
             player = Player(seat, asked.timeout, lambda told: pipe.send(Message("complaint", told)))
             number = 0
-            while _go_on(seat, end):
+            while generation == number == 0 or _go_on(seat, end):  # a start may take all the time: one round is played
                 round_ = draw(asked.seed, generation, number, asked.ranks, asked.kills)
                 pipe.send(Message("trouble", round_.trouble))
                 goes_on = player.play(round_)

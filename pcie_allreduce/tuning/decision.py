@@ -15,6 +15,7 @@ from pcie_allreduce.bench.rows import Row
 from pcie_allreduce.plan import Step, Tuned
 
 MARGIN = 0.03  # of the time of what would be replaced
+SIZES = (1024, 4096, 8192, 14336, 28672, 43008, 57344, 86016, 131072, 262144, 524288, 1048576, 2097152)
 
 
 class Candidate(NamedTuple):
@@ -92,9 +93,14 @@ def decide(measured: Sequence[Measured]) -> Choice:
 
 
 def table(choices: Sequence[Choice]) -> Tuned:
-    """Steps by rising size. Between two measured sizes the nearer one's choice holds, by the ratio of the sizes."""
+    """Steps by rising size. Between two measured sizes the nearer one's choice holds, by the ratio of the sizes.
+
+    Below the smallest the cost model goes on, as it does beyond the largest: what is best for a megabyte says nothing
+    of a kilobyte. Below the ladder's own smallest size there is latency alone, which was measured with that size.
+    """
     choices = sorted(choices, key=lambda choice: choice.nbytes)
-    steps: list[Step] = []
+    first = choices[0].step
+    steps = [Step(first.dtype_bytes, first.up_to - 1)] if first.up_to > SIZES[0] else []
     for choice, after in zip(choices, [*choices[1:], None], strict=True):
         up_to = choice.nbytes if after is None else isqrt(choice.nbytes * after.nbytes)
         step = replace(choice.step, up_to=up_to)

@@ -24,9 +24,8 @@ from pcie_allreduce.plan import Tuned
 from pcie_allreduce.plots.canvas import check_plot
 from pcie_allreduce.plots.latency import draw_tune
 from pcie_allreduce.tuning import ranks
-from pcie_allreduce.tuning.decision import MARGIN, Candidate, Choice, Measured, decide, table
+from pcie_allreduce.tuning.decision import MARGIN, SIZES, Candidate, Choice, Measured, decide, table
 
-SIZES = (1024, 4096, 8192, 14336, 28672, 43008, 57344, 86016, 131072, 262144, 524288, 1048576, 2097152)
 EMULATED = "ranks share a GPU, and an emulated run does not choose algorithms for real machines (--force writes it)"
 
 
@@ -126,6 +125,7 @@ def _conclude(
     steps = table(choices)
     assert outcome.key is not None  # told before any row
     kept, failed = None, bool(wrong)
+    replaced = [step for step in cache.load_tuned(outcome.key)[0] or () if step.dtype_bytes == steps[0].dtype_bytes]
     try:
         kept = None if why_not else cache.save_tuned(outcome.key, steps)
     except OSError as error:  # a full disk must not cost the measurement
@@ -138,6 +138,8 @@ def _conclude(
         draw_tune(told, plot_path)
         print(f"drawn: {plot_path}", file=sys.stderr)
     show(settings, outcome.environment, choices, Console())
+    if kept and replaced:
+        print(f"replaced: the earlier table, of sizes up to {replaced[-1].up_to:,} bytes; only these sizes count now")
     print(f"kept in {kept}" if kept else f"not kept: {why_not}")
     for sentence in wrong:
         print(sentence, file=sys.stderr)

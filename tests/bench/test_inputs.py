@@ -128,7 +128,30 @@ def test_another_file_is_refused_with_its_name(tmp_path: Path) -> None:
     text, wrong = tmp_path / "a.npz", tmp_path / "b.npz"
     text.write_text("no archive")
     np.savez(wrong, partials=np.zeros((2, 3), np.float32), provenance="")
-    for path, words in ((text, "not a recorded input"), (wrong, "float32"), (tmp_path / "missing.npz", "No such file")):
+    single, none, empty = tmp_path / "c.npy", tmp_path / "d.npz", tmp_path / "e.npz"
+    np.save(single, np.zeros((2, 3, 4), np.uint16))
+    np.savez(none, partials=np.zeros((0, 3, 4), np.uint16), provenance="")
+    empty.touch()
+    for path, words in (
+        (text, "not a recorded input"),
+        (wrong, "float32"),
+        (tmp_path / "missing.npz", "No such file"),
+        (single, "one array, as of a .npy"),
+        (none, r"uint16 \(0, 3, 4\)"),
+        (empty, "not a recorded input"),
+    ):
         with pytest.raises(CannotRun, match=words) as caught:
             Recorded(str(path))
         assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["cut off", "overwritten"])
+def test_a_damaged_file_is_refused_with_its_name(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    write_recording(path, torch.randn(8, 3, 160).to(torch.bfloat16))
+    whole = path.read_bytes()
+    half = len(whole) // 2
+    path.write_bytes(whole[:half] if damage == "cut off" else whole[:100] + b"\xff" * half + whole[100 + half :])
+    with pytest.raises(CannotRun, match="not a recorded input file") as caught:
+        Recorded(str(path))
+    assert str(path) in str(caught.value)

@@ -93,6 +93,9 @@ def test_recorded_inputs_are_reduced_for_fewer_ranks_and_named(tmp_path: Path) -
         (["--mode", "graph"], "--mode graph: CUDA graphs need GPUs"),
         (["--input", "nowhere.npz"], "--input nowhere.npz: not a recorded input file"),
         (["--json", "nowhere/x.json"], "--json nowhere/x.json: no file can be written there"),
+        (["--sizes", "1024,1073741826"], "--sizes 1073741826: a communicator serves at most 1073741824 bytes"),
+        (["--algorithm", "auto,island"], "--algorithm island: it needs two halves of two ranks at least, and 2 ranks"),
+        (["--algorithm", "island", "--ranks", "5"], "--algorithm island: it needs two halves"),
     ],
 )
 def test_what_cannot_be_run_is_one_sentence_and_exit_code_2(

@@ -14,6 +14,8 @@ import pytest
 from pcie_allreduce import nvml
 from pcie_allreduce.bench.rows import Document, Row
 from pcie_allreduce.cli.main import main
+from pcie_allreduce.construction import DEFAULT_MAX_BYTES
+from pcie_allreduce.memory.buffers import DEFAULT_BYTES
 from pcie_allreduce.plan import FIGURES
 from pcie_allreduce.presets import PRESETS
 from pcie_allreduce.topology import Gpu, Link, Snapshot
@@ -81,6 +83,17 @@ def test_the_document_holds_what_the_table_shows(tmp_path: Path) -> None:
     assert (first["plan"], last["plan"].split()[0]) == ("one_shot 1x64", "two_shot")
     assert (first["island"], first["nccl"]) == (None, None)
     assert document["overlay"] is None
+
+
+@pytest.mark.parametrize(("topology", "world", "nbytes"), [("nvlink", "4", 131072), ("pcie5-cpu", "3", 98304)])
+def test_the_plan_is_that_of_a_communicator_as_it_is_made(
+    topology: str, world: str, nbytes: int, tmp_path: Path
+) -> None:
+    """Its mailbox has room for 2 MiB, where one-shot fits that would not fit a mailbox of just these bytes."""
+    (row,) = written(tmp_path, "--topology", topology, "--world", world, "--sizes", str(nbytes))["rows"]
+    assert row["one_shot"] < row["two_shot"]
+    assert row["plan"].startswith("one_shot ")
+    assert DEFAULT_BYTES == DEFAULT_MAX_BYTES
 
 
 def test_given_figures_replace_known_ones_and_say_so(tmp_path: Path) -> None:

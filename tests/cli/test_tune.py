@@ -151,11 +151,27 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
 def test_a_better_shape_is_kept_and_its_gain_told(tune: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     ranks = Ranks(ROWS)
     assert tune(ranks) == 0
-    assert load_tuned(KEY)[0] == (Step(2, 43008, "one_shot", 128),)
+    assert load_tuned(KEY)[0] == (Step(2, 43007), Step(2, 43008, "one_shot", 128))
     out = capsys.readouterr().out
+    assert "replaced" not in out
     for told in ("one_shot 42x64", "one_shot 21x128", "2.25", "2.00", "11 %", "7.50", "at most 12 % longer"):
         assert told in out
     assert ranks.environment["PCIE_ALLREDUCE_TUNED"] == "0"  # or an earlier table would pass for untuned
+
+
+def test_an_earlier_table_that_is_replaced_is_named(
+    tune: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = Step(4, 1 << 20, "two_shot")
+    cache.save_tuned(KEY, (wide,))
+    assert tune(Ranks(ROWS)) == 0
+    assert "replaced" not in capsys.readouterr().out  # tables of other widths stay
+    cache.save_tuned(KEY, (Step(2, 8192, "two_shot"), Step(2, 2097152, "one_shot")))
+    assert tune(Ranks(ROWS), "--dry-run") == 0
+    assert "replaced" not in capsys.readouterr().out
+    assert tune(Ranks(ROWS)) == 0
+    assert "replaced: the earlier table, of sizes up to 2,097,152 bytes; only" in capsys.readouterr().out
+    assert load_tuned(KEY)[0] == (Step(2, 43007), Step(2, 43008, "one_shot", 128), wide)
 
 
 def test_ranks_that_share_gpus_choose_nothing_unless_forced(
@@ -221,6 +237,7 @@ def test_a_cache_that_cannot_be_written_is_said_before_the_run(
     [
         (["--ranks", "9"], "--ranks 9: an all-reduce here has 2 to 8 ranks"),
         (["--dtype", "int8"], "--dtype int8: known are bf16, fp16, fp32"),
+        (["--sizes", "2147483648"], "--sizes 2147483648: a communicator serves at most 1073741824 bytes"),
         (["--json", "nowhere/x.json"], "--json nowhere/x.json: no file can be written there"),
     ],
 )

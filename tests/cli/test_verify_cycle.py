@@ -73,6 +73,10 @@ def test_what_is_no_result_is_refused_with_its_name(
         (["--backends", "nccl"], "--backends nccl: not on cpu ranks"),
         (["--json", "nowhere/x.json"], "--json nowhere/x.json: no file can be written there"),
         (["--layers", "-1"], "--layers -1: it must be within 1"),
+        (["--layers", "0"], "--layers 0: it must be within 1"),
+        (["--hidden", "0"], "--hidden 0: it must be within 1"),
+        (["--tp", "0"], "--tp 0: it must be within 1"),
+        (["--context", "0"], "--context 0: it must be within 1"),
     ],
 )
 def test_what_cannot_be_run_is_exit_code_2(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

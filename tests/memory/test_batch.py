@@ -67,6 +67,7 @@ def test_ours_is_what_the_plan_says() -> None:
     ours = Ours(8, 2 << 20)
     assert ours.bytes() == memory_bytes(area_packs_for(8, 2 << 20))
     assert ours.bytes("staged") == memory_bytes(area_packs_for(8, 2 << 20, transport="staged"), "staged")
-    for wrong, sentence in ((Ours(9, 16), "--tp 9: this package serves 2 to 8 ranks"), (Ours(2, 8), "--max-bytes 8")):
+    for wrong, sentence in ((Ours(0, 16), "--tp 0: it must be within 1"), (Ours(2, 8), "--max-bytes 8")):
         with pytest.raises(CannotTell, match=sentence):
             wrong.check()
+    assert [world for world in range(1, 17) if Ours(world, 16).serves] == list(range(2, 9))

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pcie_allreduce.memory.facts import GB, CannotTell
+from pcie_allreduce.memory.facts import GB, NOT_CHUNKED, CannotTell
 from pcie_allreduce.memory.log import read_log
 from pcie_allreduce.memory.model import Model
 from pcie_allreduce.memory.pool import pool_of
 
 LOGS = Path(__file__).parent / "logs"
 SGLANG = {
+    "sglang-full": {"before": 0.0, "after": 0.0, "fraction": 0.55, "chunk": NOT_CHUNKED, "failure": "later"},
     "sglang-fails": {"before": 94.04, "after": 21.78, "fraction": 0.55, "chunk": 8192, "tp": 8, "failure": "pool"},
     "sglang-new-fails": {"before": 94.04, "after": 18.70, "fraction": 0.55, "draft_counted": True, "failure": "pool"},
     "sglang-runs-out": {
@@ -98,3 +99,16 @@ def test_another_setting_does_not_change_what_was_taken() -> None:
 def test_a_log_without_such_lines_is_refused() -> None:
     with pytest.raises(CannotTell, match="no line of SGLang or vLLM about memory in 2 lines"):
         read_log("hello\nworld")
+
+
+@pytest.mark.parametrize(("told", "chunk"), [("-1", NOT_CHUNKED), ("0", NOT_CHUNKED), ("4096", 4096)])
+def test_what_is_not_chunked_is_read_as_such(told: str, chunk: int) -> None:
+    text = (LOGS / "sglang-fails.log").read_text()
+    assert "chunked_prefill_size=8192" in text
+    assert read_log(text.replace("chunked_prefill_size=8192", f"chunked_prefill_size={told}")).chunk == chunk
+
+
+def test_a_communicator_of_one_rank_tells_nothing_of_channels() -> None:
+    text = (LOGS / "sglang-fails.log").read_text() + "\nNCCL INFO 0 coll channels, 0 collnet channels"
+    assert read_log(text).nccl_channels is None
+    assert read_log(text.replace("INFO 0 coll", "INFO 10 coll")).nccl_channels == 10

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pcie_allreduce.memory import told
-from pcie_allreduce.memory.facts import GB, CannotTell, Facts
+from pcie_allreduce.memory.facts import GB, NOT_CHUNKED, CannotTell, Facts
 from pcie_allreduce.memory.model import Model
-from pcie_allreduce.memory.pool import Pool, pool_of
+from pcie_allreduce.memory.pool import Pool, activations, pool_of
 
 SEED = Facts(before=94.04, after=21.78, fraction=0.55)
 
@@ -73,6 +73,24 @@ def test_a_pool_that_the_sum_leaves_and_the_log_denies_is_told() -> None:
     assert "something else off it" in told.sentences(facts, pool(facts))[1]
 
 
+def test_what_is_not_chunked_takes_more_than_what_is() -> None:
+    """SGLang takes 16,384 tokens at once then, unless told otherwise; a longer prompt would take more."""
+    chunked, whole = (activations(SEED.with_given(chunk=chunk), Model()) for chunk in (8192, NOT_CHUNKED))
+    assert activations(SEED, Model()) == chunked
+    assert whole.gb == pytest.approx(2 * chunked.gb)
+    assert whole.origin.startswith("not chunked, assumed: 16,384 tokens x 12 tensors")
+
+
+def test_a_full_gpu_is_a_finding_and_no_division() -> None:
+    facts = Facts(before=0.0, after=0.0, fraction=0.9, failure="later", wanted=2.0).settled()
+    (sentence,) = told.sentences(facts, pool(facts))
+    assert sentence.startswith("It does not fit: nothing was free")
+    assert [part.gb for part in told.parts(facts, pool(facts), Model())] == [0.0]
+    vllm = Facts(total=79.15, free=0.0, fraction=0.9, failure="start")
+    (sentence,) = told.sentences(vllm, pool(vllm))
+    assert "0.00 GB are free. No setting works: CUDA graphs alone take 2.00 GB." in sentence
+
+
 def test_tokens_are_the_pool_over_the_cache_of_a_token() -> None:
     found = pool(SEED.with_given(fraction=0.9))
     assert found.tokens(0.9) == int(found.gb * GB / (61 * 576 * 2))
@@ -103,6 +121,8 @@ def test_the_settings_lie_in_the_range_and_work(facts: Facts) -> None:
         (SEED.with_given(fraction=1.1), "--mem-fraction-static 1.1: it must be above 0 and at most 1"),
         (SEED.with_given(draft=-1.0), "--draft -1: it must be within 0 and 1,000,000"),
         (SEED.with_given(before=float("nan")), "--before nan"),
+        (SEED.with_given(chunk=-2), "--chunk -2: it must be within 1 and 1073741824, or -1"),
+        (Facts(total=0.0, weights=0.0, fraction=0.9), "--total 0: a GPU has more than 0 GB"),
     ],
 )
 def test_what_does_not_suffice_is_named(facts: Facts, sentence: str) -> None:

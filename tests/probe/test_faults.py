@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,6 +146,37 @@ def refused(me: Rank) -> None:
 
 def test_a_refused_construction_leaves_everything_to_the_fallback() -> None:
     run_ranks(3, refused)
+
+
+def recovered(me: Rank, folder: str) -> list[tuple[Any, list[str]]]:
+    """Bytes are lost while the machine is measured for the first time, and never again."""
+    return [construct(me, folder, False, True, *bad) for bad in ((Bad(0, 1, "lose"),), (), ())]
+
+
+def test_what_was_lost_once_does_not_decide_for_good(tmp_path: Any) -> None:
+    (first, _), (second, lines), (third, _) = run_ranks(2, recovered, str(tmp_path))[0]
+    (file,) = tmp_path.iterdir()
+    assert (first.transport, second.transport, third.transport) == ("host", "cpu", "cpu")
+    assert (second.origin, third.origin) == ("measured now", str(file))
+    told = f"the machine is measured: {file}: it may have passed that rank 0 to rank 1: bytes did not arrive within 3 s"
+    assert [line for line in lines if line.startswith(told)], lines
+
+
+def damaged(me: Rank, folder: str) -> list[tuple[Any, list[str]]]:
+    told = [construct(me, folder, False, True)]
+    if me.rank == 0:
+        (file,) = Path(folder).iterdir()
+        entry = json.loads(file.read_text())
+        entry["probe"]["direct"]["latency_us"][0][1] = "fast"
+        file.write_text(json.dumps(entry))
+    me.meet()
+    return [*told, construct(me, folder, False, True)]
+
+
+def test_a_damaged_file_stops_no_start(tmp_path: Any) -> None:
+    _, (verdict, lines) = run_ranks(2, damaged, str(tmp_path))[0]
+    assert (verdict.transport, verdict.origin) == ("cpu", "measured now")
+    assert any(line.startswith("the machine is measured: ") and "these are no measurements" in line for line in lines)
 
 
 def for_an_engine(me: Rank) -> str:

@@ -17,6 +17,7 @@ from ranks import Rank, run_ranks, start_ranks
 from torch._dynamo.testing import CompileCounter
 
 import pcie_allreduce
+from pcie_allreduce.errors import SetupError
 from pcie_allreduce.integrations import sglang_gather
 from pcie_allreduce.integrations.adapter import EngineAllReduce
 from pcie_allreduce.integrations.settings import Settings
@@ -189,6 +190,32 @@ def let_go(me: Rank) -> None:
 
 def test_dropping_the_last_reference_closes_without_a_collective() -> None:
     run_ranks(2, let_go)
+
+
+def left_to_the_fallback(me: Rank) -> None:
+    """What a table or the probe leaves to NCCL is not told of as served."""
+    adapter = adapter_of(me)
+    adapter.custom_all_reduce(torch.ones(2, 256))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(adapter.communicator, "all_reduce", torch.clone)
+        adapter.custom_all_reduce(torch.ones(2, 256))
+    assert (adapter.served, adapter.declined) == (1, 1)
+    adapter.communicator.close()
+    adapter.close()  # its owner was quicker
+
+
+def test_what_the_communicator_leaves_to_its_fallback_is_the_engines() -> None:
+    run_ranks(2, left_to_the_fallback)
+
+
+def disagrees(me: Rank) -> None:
+    """Else rank 0 would wait here for an all-gather that rank 1 makes elsewhere."""
+    with pytest.raises(SetupError, match=r"GATHER differ \(rank 0: None and True, rank 1: None and False\)"):
+        adapter_of(me, settings=dataclasses.replace(SETTINGS, gather=me.rank == 0))
+
+
+def test_ranks_that_do_not_agree_on_what_is_served_are_refused() -> None:
+    run_ranks(2, disagrees)
 
 
 def tells(me: Rank) -> list[str]:

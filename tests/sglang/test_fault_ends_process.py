@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import torch
 from ranks import Rank, start_ranks
 
 import pcie_allreduce
-from pcie_allreduce.integrations import sglang_group
+from pcie_allreduce.integrations import fault_policy, sglang_group
 from pcie_allreduce.integrations.adapter import EngineAllReduce
 from pcie_allreduce.integrations.settings import Settings
 
@@ -65,3 +66,24 @@ def test_raise_leaves_the_process_and_says_it(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.ERROR):
         sglang_group.on_fault(Settings(on_fault="raise"))(FAULT)
     assert caplog.messages == ["pcie-allreduce: rank 1 is missing"]
+
+
+def test_nothing_that_fails_on_the_way_keeps_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full, a launcher that is gone."""
+
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            pass
+
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    def gone() -> None:
+        raise ProcessLookupError
+
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [Full()])
+    with pytest.raises(ProcessLookupError):
+        fault_policy.on_fault(Settings(), gone)(FAULT)
+    assert ended == [1]

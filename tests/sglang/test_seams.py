@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -152,23 +153,31 @@ def test_a_registry_that_refuses_fails_a_launch_that_requires(
 
 
 @pytest.mark.parametrize("require", [False, True])
-def test_rays_actors_are_refused(
-    engine: Callable[..., None], require: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("flag", ["use_ray", "enable_pdmux"])
+def test_what_is_not_served_is_refused_by_its_flag(
+    engine: Callable[..., None],
+    flag: str,
+    require: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """SGLang loads no plug-ins in them: the flag would be known, and would do nothing."""
+    """SGLang loads no plug-ins in Ray's actors: our flag would be known, and would do nothing. Streams of a part of the
+    GPU cannot hold all blocks of a call at once."""
     engine()
     monkeypatch.setenv("PCIE_ALLREDUCE_REQUIRE", "0")  # so that it is put back
     monkeypatch.setenv("PCIE_ALLREDUCE", "0")
-    arguments = argparse.Namespace(use_ray=True, enable_pcie_allreduce=True, pcie_allreduce_require=require)
-    told = "--use-ray makes ranks of Ray's actors, in which SGLang loads no plug-ins"
+    arguments = argparse.Namespace(enable_pcie_allreduce=True, pcie_allreduce_require=require, **{flag: True})
+    told = sglang.NOT_WITH[flag]
     if require:
         with pytest.raises(SystemExit, match=told):
             sglang._from_cli_args(lambda cls, args: None, object, arguments)
     else:
         sglang._from_cli_args(lambda cls, args: None, object, arguments)
         assert caplog.messages == [f"pcie-allreduce: off, SGLang's own is used: {told}"]
-        arguments.use_ray = False
+        assert os.environ["PCIE_ALLREDUCE"] == "0"
+        setattr(arguments, flag, False)
         sglang._from_cli_args(lambda cls, args: None, object, arguments)
+        assert os.environ["PCIE_ALLREDUCE"] == "1"
         assert len(caplog.messages) == 1
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from bench.documents import NCCL, OURS
 
-from pcie_allreduce.plan import Step
-from pcie_allreduce.tuning.decision import Candidate, Choice, Measured, decide, table
+from pcie_allreduce.plan import Step, step_for
+from pcie_allreduce.tuning.decision import SIZES, Candidate, Choice, Measured, decide, table
 
 
 def ours(us: float, algorithm: str, threads: int | None = None, untuned: bool = False, nbytes: int = 43008) -> Measured:
@@ -62,11 +62,27 @@ def chosen(nbytes: int, algorithm: str, threads: int | None = None) -> Choice:
 def test_a_table_holds_between_its_sizes_and_joins_what_is_equal() -> None:
     choices = [chosen(16384, "two_shot", 64), chosen(1024, "auto"), chosen(4096, "auto"), chosen(65536, "two_shot", 64)]
     assert table(choices) == (Step(2, 8192), Step(2, 65536, "two_shot", 64))
-    assert table(choices[:1]) == (Step(2, 16384, "two_shot", 64),)
     assert table([chosen(1024, "two_shot", 64), chosen(4096, "two_shot", 128)]) == (
         Step(2, 2048, "two_shot", 64),
         Step(2, 4096, "two_shot", 128),
     )
+
+
+def test_below_the_smallest_size_that_was_measured_the_cost_model_goes_on() -> None:
+    """Or what was best at a megabyte, the fallback perhaps, would serve the calls of a verify pass."""
+    large = decide([ours(10.0, "one_shot", untuned=True, nbytes=1 << 20), fallback(6.0, nbytes=1 << 20)])
+    steps = table([large])
+    assert steps == (Step(2, (1 << 20) - 1), Step(2, 1 << 20, fallback=True))
+    for nbytes in (16, 1024, 43008):
+        step = step_for(steps, nbytes, 2)
+        assert step is not None and (step.algorithm, step.fallback) == ("auto", False)
+    assert table([chosen(16384, "two_shot", 64)]) == (Step(2, 16383), Step(2, 16384, "two_shot", 64))
+    assert table([chosen(16384, "auto")]) == (Step(2, 16384),)
+
+
+def test_below_the_ladders_first_size_its_choice_holds() -> None:
+    assert table([chosen(SIZES[0], "two_shot", 64)]) == (Step(2, SIZES[0], "two_shot", 64),)
+    assert table([chosen(16, "two_shot", 64)]) == (Step(2, 16, "two_shot", 64),)
 
 
 def test_the_document_has_every_candidate_with_its_times() -> None:
