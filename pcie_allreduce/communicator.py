@@ -170,6 +170,8 @@ class Communicator:
             return TypeError(f"dtype {x.dtype} is not served; float16, bfloat16 and float32 are")
         if not x.is_contiguous():
             return ValueError(f"the tensor is not contiguous: shape {tuple(x.shape)}, strides {x.stride()}")
+        if x.is_neg():  # its memory holds the values that it has not
+            return ValueError("the tensor is a negated view of complex numbers; x.resolve_neg() is served")
         return None
 
     def _unserved(self, x: torch.Tensor, what: str) -> Exception | None:
@@ -435,6 +437,8 @@ class Communicator:
         if self._refusal(x) is not None or x.numel() == 0 or x.dim() == 0:
             return None
         hidden = x.shape[-1]
+        if group_size is not None and (group_size != fp8.GROUP or hidden % group_size != 0):
+            return None
         return choose_fused(
             self.world_size,
             x.numel() // hidden,
@@ -564,7 +568,11 @@ def _wants_grad(x: torch.Tensor) -> Exception | None:
 
 
 def _into(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    return result if out is None else out.copy_(result)
+    if out is None:
+        return result
+    if out.shape != result.shape or out.dtype != result.dtype:  # which a copy would broadcast or convert
+        raise ValueError(f"out is {out.dtype} {tuple(out.shape)}; the result is {result.dtype} {tuple(result.shape)}")
+    return out.copy_(result)
 
 
 def _check_out(x: torch.Tensor, out: torch.Tensor) -> None:

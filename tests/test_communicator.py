@@ -631,3 +631,16 @@ def test_what_is_collected_while_another_thread_captures_is_kept() -> None:
     lifetime._let_go(after)  # type: ignore[arg-type]
     assert (during.closed, after.closed) == (False, True)
     lifetime._kept.remove(during)  # type: ignore[arg-type]
+
+
+def negated_view(me: Rank) -> None:
+    """Its memory holds 1.0, and -1.0 is its value."""
+    with me.communicator(max_bytes=4096) as comm:
+        x = torch.tensor([1.0 + 1.0j]).conj().imag
+        with pytest.raises(ValueError, match="negated view"):
+            comm.all_reduce(x)
+        assert comm.all_reduce(x.resolve_neg()).item() == -me.world
+
+
+def test_a_negated_view_is_refused() -> None:
+    run_ranks(2, negated_view)

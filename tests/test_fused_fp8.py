@@ -145,6 +145,7 @@ def odd_values(me: Rank, fused: bool) -> None:
         weight[7], weight[8], weight[200] = math.inf, 1e-30, math.nan
         call = comm.all_reduce_add_rms_norm_quant
         assert comm.supports_fused(x, 128) is fused
+        assert not comm.supports_fused(x, 64) and not comm.supports_fused(x[:, :200].contiguous(), 128)
         residual = torch.zeros_like(x)
         quantised, scales, _ = (tensor.cpu() for tensor in call(x, residual, weight, EPS, group_size=128))
         values, codes = quantised.float(), quantised.view(torch.uint8)

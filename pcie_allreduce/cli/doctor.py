@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     try:
         box = _load(args.snapshot) if args.snapshot else read()
-        findings = examine(box)
+        findings = _examined(box, args.snapshot)
         if args.save_snapshot:
             _write(args.save_snapshot, box.to_dict())
         if args.json:
@@ -51,6 +51,16 @@ def _load(path: str) -> Box:
         return Box.from_dict(json.loads(Path(path).read_text()))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _examined(box: Box, path: str | None) -> tuple[Finding, ...]:
+    """What the findings look at is not looked at before, so that an odd value in a file is met only there."""
+    try:
+        return examine(box)
+    except (TypeError, AttributeError) as error:
+        if path is None:
+            raise
+        raise ValueError(f"{path}: a value in it is of another kind than a snapshot's ({error})") from error
 
 
 def _write(path: str, data: dict[str, Any]) -> None:

@@ -50,6 +50,16 @@ def test_what_is_no_snapshot_is_refused_with_its_name(
     assert main(["doctor", "--snapshot", str(tmp_path / "missing.json")]) == 2
 
 
+def test_a_value_of_another_kind_is_refused_with_the_files_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = json.loads((SNAPSHOTS / "healthy.json").read_text())
+    data["topology"]["gpus"][0]["bar1_bytes"] = "much"
+    (tmp_path / "odd.json").write_text(json.dumps(data))
+    assert main(["doctor", "--snapshot", str(tmp_path / "odd.json")]) == 2
+    assert "odd.json: a value in it is of another kind" in capsys.readouterr().err
+
+
 def test_help_says_what_the_exit_codes_mean(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["doctor", "--help"])
