@@ -336,7 +336,7 @@ def test_an_interrupt_is_heeded_soon_however_long_the_peer_was_late() -> None:
     """A peer of which nothing comes but its signature, 2 s late."""
     own, peer = (_C.CpuChannel(rank, 2, 512, 20.0, 20.0, 0, True) for rank in (0, 1))
     own.open([own.handle(), peer.handle()])
-    x = torch.ones(64)
+    x, out = torch.ones(64), torch.empty(64)
     signature = struct.pack("<4I", 0, x.nbytes, _C.build_info()["layout"] << 16 | ALGORITHM_CODES["one_shot"] << 8, 1)
 
     def interrupt(number: int, frame: object) -> None:
@@ -354,7 +354,7 @@ def test_an_interrupt_is_heeded_soon_however_long_the_peer_was_late() -> None:
         signal.setitimer(signal.ITIMER_REAL, 2.5)
         begun = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            own.collective(x.data_ptr(), torch.empty_like(x).data_ptr(), x.nbytes, ALGORITHM_CODES["one_shot"], 0)
+            own.collective(x.data_ptr(), out.data_ptr(), x.nbytes, ALGORITHM_CODES["one_shot"], 0)
         took = time.monotonic() - begun
         signal.signal(signal.SIGALRM, kept)
         late.join()
