@@ -4,10 +4,10 @@
 #   benchmarks/eight_gpus.sh [OUT [PART...]]   OUT: a new folder (default ./eight_gpus); OUT.tar.gz is what to send
 #                                              PART: only these, such as `probe` or `bench-ranks8` (default: all)
 #
-# It takes 25 minutes on eight GPUs by our estimate, and 80 at most. The package must be installed (`make build`, or `pip install '.[test]'`), and
-# the GPUs must be idle. A part that fails is noted in OUT/summary.txt and the next one goes on. The file holds versions,
-# GPU names, topology, timings and test results, and what `info` and `doctor` print, the GPUs' UUIDs and PCI addresses among
-# it, and where a part failed maybe paths. No names of machines or people, and no network.
+# It takes 25 minutes on eight GPUs by our estimate, and 80 at most. The package must be installed (`make build`, or `pip
+# install '.[test]'`), and the GPUs must be idle. A part that fails is noted in OUT/summary.txt and the next one goes on.
+# The file holds versions, GPU names, topology, timings and test results, and what `info` and `doctor` print, the GPUs'
+# UUIDs and PCI addresses among it, and where a part failed maybe paths. No names of machines or people, and no network.
 #
 # RANKS=8 in the environment, under the CUDA multi-process service, rehearses it on fewer GPUs: ranks then share them, so
 # that what it measures is emulated, NCCL takes no part, and no rank is killed.

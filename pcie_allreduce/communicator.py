@@ -420,10 +420,10 @@ class Communicator:
         if plan is None:  # which all_reduce serves, or refuses
             add_rms_norm(self.all_reduce(call.x, out=call.room), call)
         elif call.is_aligned():
-            self._perform(partial(self._transport.all_reduce_add_rms_norm, call, plan), *call.results)
+            self._perform(partial(self._transport.all_reduce_add_rms_norm, call, plan))
         else:
             aligned = call.aligned()
-            self._perform(partial(self._transport.all_reduce_add_rms_norm, aligned, plan), *aligned.results)
+            self._perform(partial(self._transport.all_reduce_add_rms_norm, aligned, plan))
             call.normed.copy_(aligned.normed)
             call.residual_out.copy_(aligned.residual_out)
 

@@ -345,8 +345,8 @@ def compiled(me: Rank) -> None:
             assert bool((run(x, out) == me.world * (me.world + 1) + 1).all())
             assert bool((out == me.world * (me.world + 1) + 1).all())
         assert comm.calls == 4
-        with pytest.raises((ValueError, RuntimeError), match=r"the result is|Unsupported|raise"):  # not broadcast
-            run(x, x.new_empty(2 * len(x), 33))
+        with pytest.raises((ValueError, RuntimeError), match="the result is"):  # not broadcast
+            run(x, x.new_empty(2, *x.shape))
 
 
 def test_compiled_code_has_them(device: str) -> None:
